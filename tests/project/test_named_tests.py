@@ -39,18 +39,16 @@ def named(text: str) -> Iterator[tuple[str, str]]:
 def missing(file: str, test: str) -> str | None:
     """What is wrong with that name, and what it may be called now; None if it is there."""
     path = TESTS / file
-    if not path.is_file():
-        others = [each.relative_to(TESTS).as_posix() for each in TESTS.rglob(Path(file).name)]
-        return f"there is no tests/{file}; it may be {others}"
-    if not test or test in names_in(path):
+    if path.is_file() and (not test or test in names_in(path)):
         return None
-    known = {
-        name: each.relative_to(TESTS).as_posix()
-        for each in TESTS.rglob("test_*.py")
-        for name in names_in(each)
-    }
-    near = difflib.get_close_matches(test, known, 3, 0.7)
-    return f"tests/{file} has no {test}; it may be {[f'{known[each]}: {each}' for each in near]}"
+    there = {each.relative_to(TESTS).as_posix(): each for each in sorted(TESTS.rglob("test_*.py"))}
+    if test:
+        known = {name: where for where, each in there.items() for name in names_in(each)}
+        near = difflib.get_close_matches(test, known, 3, 0.6)
+        may_be = [f"{known[each]}: {each}" for each in near]
+    else:
+        may_be = [where for where, each in there.items() if each.name == path.name]
+    return f"there is no tests/{file} {test}; it may be {may_be}"
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import queue
-import signal
-import subprocess
-import sys
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -20,11 +13,9 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from celery_redislock import LockLost, RedisLock
-from tests.proofs.stalls import below, stall
 from tests.support.clusters import ClusterSet
 from tests.support.servers import PATIENT, Proxy, RedisServer, SentinelSet
 from tests.support.waiting import eventually, never
-from tests.support.workers import state_of
 
 LOST = (redis.ConnectionError, redis.TimeoutError)
 
@@ -247,51 +238,3 @@ def test_a_clusters_node_that_is_cut_off_is_replaced_and_follows_when_it_is_back
                 assert list(client.scan_iter(f"{label}:*", count=10)) == [key]
         assert servers.primary_of(key) is new
         assert servers.replica_of(new) is old
-
-
-# -- a machine that stands still --------------------------------------------------------------
-
-#: A process and its child, which say ten times a second that they run.
-TICKS = """
-import os, sys, time
-who = "child" if os.fork() == 0 else "parent"
-while True:
-    print(who, flush=True)
-    time.sleep(0.1)
-"""
-
-
-def test_a_stall_stops_all_below_us_and_what_a_test_had_stopped_stays_so():
-    ticking = subprocess.Popen([sys.executable, "-c", TICKS], stdout=subprocess.PIPE, text=True)
-    stopped = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    said: queue.SimpleQueue[str] = queue.SimpleQueue()
-    assert ticking.stdout is not None
-    listener = threading.Thread(target=lambda: deque(map(said.put, ticking.stdout), 0))
-    listener.start()
-
-    def both_run() -> bool:
-        heard: set[str] = set()
-        while len(heard) < 2:
-            heard.add(said.get(timeout=20))
-        return True
-
-    try:
-        assert both_run()
-        pids = [ticking.pid, *below(ticking.pid)]
-        assert len(pids) == 2
-        stopped.send_signal(signal.SIGSTOP)
-        eventually(lambda: state_of(stopped.pid) == "T", "it stands")
-        stalling = threading.Thread(target=stall, args=(3.0,))
-        stalling.start()
-        eventually(lambda: [*map(state_of, pids)] == ["T", "T"], "both stand still")
-        stalling.join()
-        while not said.empty():
-            said.get()
-        assert both_run()
-        assert state_of(stopped.pid) == "T"
-    finally:
-        for pid in [*below(ticking.pid), ticking.pid, stopped.pid]:
-            os.kill(pid, signal.SIGKILL)
-        ticking.wait()
-        stopped.wait()
-        listener.join()
