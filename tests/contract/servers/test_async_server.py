@@ -96,7 +96,7 @@ def restarts(server: RedisServer) -> None:
     [
         *(("asyncio", idles, True), ("uvloop", idles, False)),
         *(("asyncio", kills, False), ("uvloop", kills, True)),
-        *(("asyncio", restarts, True), ("uvloop", restarts, False)),
+        *(("asyncio", restarts, False), ("uvloop", restarts, False)),
     ],
     indirect=["run"],
 )
@@ -117,10 +117,12 @@ def test_connections_that_the_server_has_closed_cost_nothing(
         with persistent.client() as client:
             client.config_set("timeout", 0)
 
-    ttl = 12.0 if cuts is restarts else TTL
+    ttl = 15.0 if cuts is restarts else TTL
 
     async def main() -> None:
-        held, other = (AsyncRedisLock(url, f"{label}-{n}", ttl=ttl) for n in range(2))
+        names = f"{label}-held", f"{label}-other"
+        # A server that has just started may be held off, if it was late at first.
+        held, other = (AsyncRedisLock(url, name, ttl=ttl, timeout=20) for name in names)
         async with held:
             await burst(url, label, ttl)
             await breaks()
@@ -391,8 +393,8 @@ def test_a_host_that_nobody_knows_is_named(label) -> None:
 
 # -- the end of a process in an outage ------------------------------------------------------------
 
-#: So many locks that others hold: a timeout for each, one after another, would take minutes.
-MANY = 300
+#: So many locks that others hold: a timeout for each, one after another, would take long.
+MANY = 500
 #: Waits for them. When it reads a line, all are cancelled.
 _WAITS = """
 import asyncio, sys

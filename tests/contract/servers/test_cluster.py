@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-import shutil
 import threading
 import time
 from collections import Counter
@@ -319,9 +317,8 @@ def answered(store: Cluster, claim: Any, held: Acquired) -> Any:
     return None if isinstance(reply, LockUnavailable) else reply
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def movable() -> Iterator[ClusterSet]:
-    """Its slots are moved."""
     with ClusterSet(replicas=0) as servers:
         yield servers
 
@@ -364,26 +361,6 @@ def test_slots_move_to_a_new_node_under_load(movable, label) -> None:
             stopped.set()
     assert [worker.result() for worker in workers] == [None] * 6
     assert overlaps == []
-
-
-@pytest.mark.skipif(not shutil.which("redis-cli"), reason="no redis-cli on this machine")
-def test_redis_cli_reshards_under_held_locks(movable, label) -> None:
-    first, second, *_ = movable.primaries()
-    ranges = [
-        range(low, high + 1) for low, high, port in movable.ranges(first) if port == first.port
-    ]
-    moving = set(itertools.islice(itertools.chain(*ranges), 200))
-    some = (f"{label}-{number}" for number in itertools.count())
-    names = itertools.islice((name for name in some if slot_of(name) in moving), 5)
-    locks = [RedisLock(movable.url, name, ttl=15) for name in names]
-    assert all(lock.acquire(timeout=0) for lock in locks)
-
-    movable.reshard(first, second, 200)
-
-    for lock in locks:
-        lock.ensure()
-        assert not RedisLock(movable.url, lock.name, ttl=15).acquire(timeout=0)
-    assert all(lock.release() for lock in locks)
 
 
 # -- clients ------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ import pytest
 import redis
 import redis.asyncio
 from redis.backoff import ExponentialBackoff
-from redis.connection import Encoder, PythonRespSerializer
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
@@ -488,12 +487,6 @@ def test_a_name_of_any_characters_gives_a_lock(redis_server, client) -> None:
 # -- packing ----------------------------------------------------------------------------------
 
 COMMAND = ("EVALSHA", "0" * 40, 1, "key é {1}", b"\x00\r\n", -30000, "")
-
-
-def test_a_command_is_packed_as_redis_py_packs_it(monkeypatch) -> None:
-    monkeypatch.setattr(connections, "pack_command", None)
-    packer = PythonRespSerializer(10**6, Encoder("utf-8", "strict", False).encode)
-    assert connections.pack(COMMAND) == b"".join(packer.pack(*COMMAND))
 
 
 def test_hiredis_packs_where_it_is_installed(monkeypatch) -> None:
