@@ -67,7 +67,7 @@ def test_the_lock_outlives_its_ttl_while_the_body_runs(start, client, key_of):
     assert result.get(timeout=20)
 
 
-def test_a_thief_is_noticed(start, client, key_of, journal, label):
+def test_a_thief_is_noticed(start, client, key_of):
     result, _ = start("watches_lock")
     key = key_of(result.id)
     client.set(key, "thief")
@@ -76,7 +76,7 @@ def test_a_thief_is_noticed(start, client, key_of, journal, label):
     client.delete(key)
 
 
-def test_a_broken_lock_is_noticed_and_not_taken_again(start, sender, client, key_of):
+def test_a_broken_lock_is_noticed_and_not_taken_again(start, client, key_of):
     result, _ = start("watches_lock")
     client.delete(key := key_of(result.id))
     # Without a break the missing key is taken again: the holder wins.

@@ -67,7 +67,7 @@ def start(start_worker, queue, newer_release):
 
 
 @pytest.fixture
-def send(sender, queue, journal):
+def send(sender, queue):
     """Sends a task as the release of the worker does that has this queue. Returns its result."""
 
     def send(name, label, how=0.1):

@@ -178,7 +178,7 @@ def test_a_group_runs_one_at_a_time(sig, journal, label):
     assert journal.overlaps(label) == []
 
 
-def test_an_errback_is_not_called_for_a_skip(sig, send, holder, journal, label):
+def test_an_errback_is_not_called_for_a_skip(sig, holder, journal, label):
     holder("skip", 3.0)
     duplicate = sig("skip", label).on_error(sig("failed", label=label)).apply_async()
     with pytest.raises(TaskSkipped):
@@ -271,7 +271,7 @@ def test_a_call_that_does_not_fit_fails_as_celerys_own_and_leaves_no_lock(send, 
     assert not locks_of(result.id)
 
 
-def test_the_key_is_the_same_at_the_sender_and_at_the_worker(sender, send):
+def test_the_key_is_the_same_at_the_sender_and_at_the_worker(sender):
     @sender.task(base=SingletonTask, name="echo")
     def echo(*args, **kwargs): ...
 

@@ -53,7 +53,7 @@ def test_the_running_one_is_terminated_and_the_lock_passes_when_it_is_gone(
     never(lambda: journal.count(label, "start") > 2, "the first one runs again", 1.5)
 
 
-def test_the_running_one_is_told_and_may_end_by_itself(send, label, started, client):
+def test_the_running_one_is_told_and_may_end_by_itself(send, label, started):
     first = send("replaced_gently", label)
     victim = started()
     second = send("replaced_gently", label, 0.2)

@@ -228,9 +228,7 @@ def test_a_refused_duplicate_leaves_the_room_and_so_does_every_copy(
     assert first.get(timeout=20)
 
 
-def test_a_task_in_the_room_keeps_everything_that_its_message_said(
-    sender, send, hold, label, client
-):
+def test_a_task_in_the_room_keeps_everything_that_its_message_said(send, hold, label):
     first, _ = hold("queued_describes", 3.0, priority=3, headers={"tenant": "blue"}, shadow="dusk")
     second = send(
         "queued_describes", label, 0.0, priority=3, headers={"tenant": "blue"}, shadow="dusk"
@@ -302,7 +300,7 @@ def test_what_a_redis_lock_releases_goes_to_the_room(send, locks_at, client, lab
 
 
 def test_a_waiting_task_outlives_the_worker_of_the_holder(
-    start_worker, sender, queue, hold, room, journal, label
+    start_worker, sender, queue, hold, room, label
 ):
     doomed = start_worker(queues=queue, concurrency=2)
     first, _ = hold("queued_late", 60.0, queue=queue)

@@ -42,7 +42,7 @@ def consume(worker, sender, queue):
 
 
 def test_the_lock_passes_from_the_message_to_the_run_and_stands_until_its_end(
-    tasks, label, queue, consume, client, journal
+    tasks, label, consume, journal
 ):
     first = tasks.send("unique", label, 3.0)
     consume()
@@ -58,7 +58,7 @@ def test_the_lock_passes_from_the_message_to_the_run_and_stands_until_its_end(
 
 
 def test_a_lock_of_the_queue_alone_is_free_as_soon_as_the_task_starts(
-    tasks, label, queue, consume, journal
+    tasks, label, consume, journal
 ):
     first = tasks.send("unique_queued", label, 3.0)
     assert tasks.send("unique_queued", label).id == first.id
@@ -72,7 +72,7 @@ def test_a_lock_of_the_queue_alone_is_free_as_soon_as_the_task_starts(
     assert first.get(timeout=20) == [label, 0]
 
 
-def test_a_duplicate_that_is_sent_meets_the_policy(tasks, label, queue, length, consume):
+def test_a_duplicate_that_is_sent_meets_the_policy(tasks, label, length, consume):
     first = tasks.send("unique_skip", label, 3.0)
     second = tasks.send("unique_skip", label)
     assert length() == 2
@@ -91,7 +91,7 @@ def test_a_task_that_sends_itself_is_its_own_duplicate(sender, label, queue, con
 # -- never a lock without a message -----------------------------------------------------------
 
 
-def test_a_countdown_longer_than_the_ttl_is_survived(tasks, label, queue, consume, journal, client):
+def test_a_countdown_longer_than_the_ttl_is_survived(tasks, label, consume, journal, client):
     key = tasks.unique_short.lock_key_for(label)
     consume()
     first = tasks.send("unique_short", label, 0.1, countdown=5)
@@ -105,9 +105,7 @@ def test_a_countdown_longer_than_the_ttl_is_survived(tasks, label, queue, consum
 
 
 @pytest.mark.parametrize("countdown", [0, 1])
-def test_a_retry_gets_the_lock_without_a_gap(
-    tasks, label, queue, consume, client, journal, countdown
-):
+def test_a_retry_gets_the_lock_without_a_gap(tasks, label, consume, client, journal, countdown):
     consume()
     first = tasks.send("unique_retries", label, 2, countdown)
     key = tasks.unique_retries.lock_key_for(label)
@@ -118,9 +116,7 @@ def test_a_retry_gets_the_lock_without_a_gap(
     assert len({entry.task_id for entry in journal.read(label, "start")}) == 1
 
 
-def test_between_two_attempts_the_lock_says_who_waits_in_the_queue(
-    app, tasks, label, queue, consume, journal
-):
+def test_between_two_attempts_the_lock_says_who_waits_in_the_queue(tasks, label, consume, journal):
     consume()
     first = tasks.send("unique_retries", label, 1, 3)
     eventually(lambda: journal.count(label, "end") == 1, "its first attempt ended")
@@ -133,7 +129,7 @@ def test_between_two_attempts_the_lock_says_who_waits_in_the_queue(
 
 
 def test_a_retry_of_a_task_that_is_unique_in_the_queue_runs_all_the_same(
-    tasks, label, queue, consume, journal
+    tasks, label, consume, journal
 ):
     consume()
     first = tasks.send("unique_queued_retries", label, 1, 4)
@@ -144,7 +140,7 @@ def test_a_retry_of_a_task_that_is_unique_in_the_queue_runs_all_the_same(
     assert tasks.unique_queued_retries.lock_holder(label) is None
 
 
-def test_a_task_that_replaces_itself_keeps_the_lock(tasks, label, queue, consume, client, journal):
+def test_a_task_that_replaces_itself_keeps_the_lock(tasks, label, consume, client, journal):
     consume()
     first = tasks.send("unique_pages", label, 3)
     key = tasks.unique_pages.lock_key_for(label)
@@ -156,7 +152,7 @@ def test_a_task_that_replaces_itself_keeps_the_lock(tasks, label, queue, consume
 
 
 def test_a_message_that_is_delivered_twice_runs_once(
-    app, tasks, label, queue, consume, redis_server, journal
+    tasks, label, queue, consume, redis_server, journal
 ):
     first = tasks.send("unique_late", label, 1.0)
     with redis_server.client(db=1) as broker:
@@ -168,9 +164,7 @@ def test_a_message_that_is_delivered_twice_runs_once(
     never(lambda: journal.count(label, "start") > 1, "the copy runs", 1)
 
 
-def test_a_run_that_met_its_hard_time_limit_is_nobodys_original(
-    tasks, label, queue, consume, journal
-):
+def test_a_run_that_met_its_hard_time_limit_is_nobodys_original(tasks, label, consume):
     """Celery stores the result some 100 ms before the process is dead and the lock is free."""
     consume()
     for _ in range(3):
@@ -296,7 +290,7 @@ def test_a_chord_of_tasks_that_are_unique_in_the_queue_runs(tasks, label, queue,
 
 
 @pytest.mark.parametrize("name", ["unique", "unique_or_raise", "unique_queued"])
-def test_a_chord_whose_body_is_a_duplicate_ends(tasks, label, queue, consume, name):
+def test_a_chord_whose_body_is_a_duplicate_ends(tasks, label, consume, name):
     consume()
     stands = tasks.send(name, label, 3.0, countdown=1)
     header = [tasks.sig(name, f"{label}-{n}", 0.1) for n in range(2)]
@@ -310,7 +304,7 @@ def test_a_chord_whose_body_is_a_duplicate_ends(tasks, label, queue, consume, na
 
 
 @pytest.mark.parametrize("name", ["unique", "unique_or_raise", "unique_queued"])
-def test_a_chain_may_have_the_same_lock_twice(tasks, label, queue, consume, journal, name):
+def test_a_chain_may_have_the_same_lock_twice(tasks, label, consume, journal, name):
     consume()
     result = chain(*(tasks.sig(name, label, 0.1) for _ in range(3)))()
     assert ended(result)[0] == label
@@ -319,7 +313,7 @@ def test_a_chain_may_have_the_same_lock_twice(tasks, label, queue, consume, jour
 
 @pytest.mark.parametrize("name", ["unique", "unique_or_raise"])
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_a_chain_with_a_duplicate_fails_fast(tasks, label, queue, consume, journal, name, place):
+def test_a_chain_with_a_duplicate_fails_fast(tasks, label, consume, journal, name, place):
     consume()
     holder = tasks.send(name, label, 4.0)
     eventually(lambda: journal.count(label, "start") == 1, "it stands")
@@ -330,7 +324,7 @@ def test_a_chain_with_a_duplicate_fails_fast(tasks, label, queue, consume, journ
 
 
 @pytest.mark.parametrize("name", ["unique", "unique_or_raise", "unique_queued"])
-def test_a_group_with_duplicates_ends(tasks, label, queue, consume, name):
+def test_a_group_with_duplicates_ends(tasks, label, consume, name):
     consume()
     results = group(tasks.sig(name, label, 0.5) for _ in range(3))()
     outcomes = [ended(result) for result in results]

@@ -111,7 +111,7 @@ def test_a_lock_outlives_its_ttl_and_its_loss_ends_the_body(start, client, locks
     client.delete(key)
 
 
-def test_a_newer_run_replaces_the_running_one(start, send, journal, label):
+def test_a_newer_run_replaces_the_running_one(start, send, label):
     first, _ = start("replaced", 60.0)
     second = send("replaced", label, 0.1)
     assert second.get(timeout=30)[0] == label

@@ -128,7 +128,7 @@ def test_a_message_that_died_with_its_worker_is_offered_again(
 
 
 def test_a_task_that_no_worker_takes_for_a_day_ends_with_an_error(
-    offered, lock_client, start_house, journal, label, queue
+    offered, lock_client, start_house, journal, label
 ):
     """The day is over at once: its first publication is made a day older."""
     result, here = offered

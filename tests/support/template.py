@@ -26,18 +26,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-#: All that a worker imports of Celery: but for `celery.bin.celery`, which imports our command too.
+#: Not `celery.worker.consumer`: it takes over what an app may patch before it is imported.
 IMPORTED = (
-    *("billiard.popen_fork", "celery.app.control", "celery.apps.beat", "celery.apps.multi"),
-    *("celery.apps.worker", "celery.backends.redis", "celery.bin.amqp", "celery.bin.beat"),
-    *("celery.bin.control", "celery.bin.events", "celery.bin.graph", "celery.bin.list"),
-    *("celery.bin.logtool", "celery.bin.migrate", "celery.bin.multi", "celery.bin.purge"),
-    *("celery.bin.result", "celery.bin.shell", "celery.bin.upgrade", "celery.bin.worker"),
+    *("celery.apps.beat", "celery.apps.worker", "celery.backends.redis", "celery.bin.amqp"),
+    *("celery.bin.beat", "celery.bin.worker", "click_plugins", "click_repl", "celery.app.control"),
     *("celery.concurrency.prefork", "celery.concurrency.solo", "celery.concurrency.thread"),
-    *("celery.fixups.django", "celery.worker.autoscale", "celery.worker.components"),
-    *("celery.worker.consumer", "celery.worker.control", "celery.worker.strategy"),
-    *("click_didyoumean", "click_plugins", "click_repl", "kombu.transport.pyamqp"),
-    *("kombu.transport.redis", "redis.sentinel"),
+    *("celery.fixups.django", "celery.worker.components", "celery.worker.strategy"),
+    *("kombu.transport.pyamqp", "kombu.transport.redis", "redis.sentinel"),
 )
 #: Where it is set, each worker would compile anew what it imports: most of its start.
 NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
