@@ -52,7 +52,7 @@ class Load:
         app: sends, by a way of its own to the broker.
         queue: where to.
         ttl: of the locks; some bodies last longer.
-        room: whether one more may be sent now.
+        room: whether one more may be sent now; or if so many times as many may be open.
         tasks: how often each task is sent, relative to the others.
         apart: seconds between two messages, at least and at most.
 
@@ -70,7 +70,7 @@ class Load:
         queue: str,
         ttl: float,
         history: History,
-        room: Callable[[], bool],
+        room: Callable[[int], bool],
         tasks: Mapping[str, int] = TASKS,
         apart: tuple[float, float] = APART,
     ) -> None:
@@ -192,10 +192,11 @@ class Load:
         try:
             while not self._end.wait(self._rng.uniform(*self._apart)):
                 with self.held:
-                    if time.monotonic() > steady_at:
+                    # On a machine that is late the broker must not have more and more of them.
+                    if time.monotonic() > steady_at and self._room(3):
                         steady_at = time.monotonic() + STEADILY
                         self.one(STEADY)
-                    if self._room():
+                    if self._room(1):
                         self._some()
         except BaseException as exc:
             self._error = exc

@@ -295,8 +295,8 @@ class Stage:
         self.logs.append(worker.log())
         worker.close()
 
-    def _has_room(self) -> bool:
-        return len(self.watcher.open()) < (self.fault.room or ROOM[self.pool])
+    def _has_room(self, times: int) -> bool:
+        return len(self.watcher.open()) < times * (self.fault.room or ROOM[self.pool])
 
     # -- the play -------------------------------------------------------------------------
 

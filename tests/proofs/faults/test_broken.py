@@ -75,8 +75,11 @@ def a_room_that_a_stranger_deletes(stage, key):
 
 
 def two_that_wait(stage, key):
-    stage.body_of(send(stage, key, "queue", 1.5))
-    await_event(stage, send(stage, key, "queue", 0.1), "parked")
+    """One runs, and another one waits for it."""
+    stage.body_of(send(stage, key, "queue", 3.0))
+    waiting = send(stage, key, "queue", 0.1)
+    await_event(stage, waiting, "parked")
+    return waiting
 
 
 def a_crash_before_a_message_is_published(stage, key):
@@ -94,8 +97,7 @@ def a_newcomer_that_meets_a_free_lock_and_a_room(stage, key):
 
 def a_message_that_a_room_publishes_twice(stage, key):
     with stop_at(stage.history, "offered", key) as offered:
-        stage.body_of(send(stage, key, "queue", 0.8))
-        waiting = send(stage, key, "queue", 0.1)
+        waiting = two_that_wait(stage, key)
         offered.reached()
         await_event(stage, waiting, "stored")  # others have published it again
     await_event(stage, waiting, "received", count=3)
@@ -115,7 +117,7 @@ def some_with_pauses_between(stage, key):
 
 def a_retry_that_meets_what_came_since(stage, key):
     with stop_at(stage.history, "offered", key) as offered:
-        first = send(stage, key, "retry_coalesced", 2.0, retries=1, countdown=0)
+        first = send(stage, key, "retry_coalesced", 3.0, retries=1, countdown=0)
         stage.body_of(first)
         newer = send(stage, key, "retry_coalesced", 0.1, retries=0)
         await_event(stage, newer, "parked")
@@ -154,7 +156,7 @@ def a_soft_limit_while_it_is_parked(stage, key):
 def a_soft_limit_once_it_is_next(stage, key):
     """Its message is published after it has failed."""
     with stop_at(stage.history, "parked", key) as parked:
-        stage.body_of(send(stage, key, "queue", 1.0))
+        stage.body_of(send(stage, key, "queue", 3.0))
         waiting = send(stage, key, "queue", 0.1)
         here = parked.reached()
         with stop_at(stage.history, "offered", key) as offered:
@@ -166,8 +168,7 @@ def a_soft_limit_once_it_is_next(stage, key):
 def a_soft_limit_while_another_copy_is_under_way(stage, key):
     """A room published it again, as the first copy is late, and the second copy fails."""
     with stop_at(stage.history, "offered", key) as offered:
-        stage.body_of(send(stage, key, "queue", 0.8))
-        waiting = send(stage, key, "queue", 0.1)
+        waiting = two_that_wait(stage, key)
         offered.reached()
         with stop_at(stage.history, "asking", key) as asking:
             soft_limit_at(stage, asking.reached(), asking)
@@ -209,11 +210,20 @@ SOUND = {
 
 
 def play(path, scenes):
-    """Play these scenes, each with the lock of its name; gives the history."""
+    """Play these scenes, each with the lock of its name. Gives the history, and which scenes came
+    to nothing.
+    """
+    failed = {}
 
     def inject(stage):
+        def play_one(name):
+            try:
+                scenes[name](stage, name)
+            except AssertionError as exc:  # it has waited in vain for what the scene needs
+                failed[name] = exc
+
         with ThreadPoolExecutor(AT_ONCE) as threads:
-            list(threads.map(lambda name: scenes[name](stage, name), scenes))
+            list(threads.map(play_one, scenes))
 
     stage = Stage(
         Fault(name="scenes", inject=inject),
@@ -229,7 +239,7 @@ def play(path, scenes):
     with stage:
         stage.play()
     stage.history.close()
-    return list(read(path))
+    return list(read(path)), failed
 
 
 def only(events: list[Event], name: str) -> list[Event]:
@@ -258,7 +268,8 @@ def only(events: list[Event], name: str) -> list[Event]:
     return [narrowed(event) for event in events if is_about(event)]
 
 
-def rules_broken(events, name):
+def rules_broken(play, name):
+    events, _ = play
     return {violation.rule for violation in check(only(events, name)).violations}
 
 
@@ -283,5 +294,9 @@ def test_what_is_broken_is_noticed(first_play, tmp_path, name):
 
 
 @pytest.mark.parametrize("name", SOUND)
-def test_nothing_is_noticed_where_nothing_is_broken(first_play, name):
-    assert rules_broken(first_play, name) == set()
+def test_nothing_is_noticed_where_nothing_is_broken(first_play, tmp_path, name):
+    the_play = first_play
+    if name in the_play[1]:
+        the_play = play(tmp_path / "again", {name: SOUND[name]})
+    assert rules_broken(the_play, name) == set()
+    assert name not in the_play[1]
