@@ -5,7 +5,7 @@ from __future__ import annotations
 from .compare import Named
 
 _CANVAS = "t/integration/test_canvas.py::"
-#: Tests of tasks that are sent several times at once with equal arguments: real duplicates, of which
+#: Tests that send a task several times at once with equal arguments: real duplicates, of which
 #: `Skip` lets one run. Each counts only if a duplicate was skipped meanwhile.
 _EQUAL_CALLS = (
     "t/integration/test_group_chains.py::test_group_chains::*",

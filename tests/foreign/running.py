@@ -19,9 +19,8 @@ from kombu import Connection
 
 from tests.support.servers import RabbitMQ, RedisServer
 
-from .archives import FOLDER
 from .compare import Outcome, outcomes
-from .suites import PLAIN, Suite, Way
+from .suites import FOLDER, PLAIN, Suite, Way
 
 #: Seconds for one test, and for a group.
 PER_TEST, PER_GROUP = 240, 1800
