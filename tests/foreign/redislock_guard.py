@@ -38,7 +38,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _guard(how: str, policy: str, url: str) -> None:
     """Let every app of this process guard its tasks, as a project's settings would."""
-    settings: dict[str, Any] = {"redislock_url": url, "redislock_on_conflict": policy}
+    settings: dict[str, Any] = {
+        "redislock_url": url,
+        "redislock_on_conflict": policy,
+        # Most unit tests run tasks eagerly.
+        "redislock_eager": True,
+    }
     if how == "task_cls":
         Celery.task_cls = "celery_redislock:SingletonTask"
     else:
