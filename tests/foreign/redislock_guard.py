@@ -19,8 +19,6 @@ import pytest
 import redis
 from celery import Celery
 
-from celery_redislock import RedisLock, signals
-
 #: On the lock server: the test that runs; and a hash, for each test and what became of a task that
 #: met a held lock, how often. "acquired" counts the locks.
 TEST, MET = "guard:test", "guard:met"
@@ -31,6 +29,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if how:
         _guard(how, os.environ["GUARD_POLICY"], os.environ["GUARD_URL"])
         config.pluginmanager.register(_Counter(os.environ["GUARD_URL"]))
+        from celery_redislock import RedisLock  # a plain run does not even import it
+
         # Celery's unit tests look for threads that are left; our heartbeat's is meant to be.
         with RedisLock(os.environ["GUARD_URL"], "guard"):
             pass
@@ -62,6 +62,8 @@ class _Counter:
     """Counts what becomes of tasks, in every process, for the test that runs."""
 
     def __init__(self, url: str) -> None:
+        from celery_redislock import signals
+
         self._client = redis.Redis.from_url(url)
         for signal in signals.lock_acquired, signals.lock_conflict:
             signal.connect(self._count, weak=False)
