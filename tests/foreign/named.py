@@ -49,10 +49,6 @@ CELERY: tuple[Named, ...] = (
         "its mock is no tracer of Celery's, and we refuse to run a body under an unknown one",
     ),
     Named(
-        "t/unit/app/test_control.py::test_*_implements_all_commands",
-        "it wants a method of Celery's for each remote control command, also for ours",
-    ),
-    Named(
         "t/unit/worker/test_strategy.py::test_*::test_when_logging_disabled",
         "its event dispatcher is a mock, which we cannot ask, and we say so",
     ),
