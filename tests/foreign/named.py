@@ -28,6 +28,7 @@ _EQUAL_CALLS = (
     f"{_CANVAS}test_group::test_group_children_with_*backs",
     f"{_CANVAS}test_group::test_nested_group_*",
     f"{_CANVAS}test_group::test_task_replace_with_group_preserves_group_order",
+    f"{_CANVAS}test_stamping_mechanism::test_stamping_example_canvas",
 )
 CELERY: tuple[Named, ...] = (
     *(

@@ -92,12 +92,20 @@ class Stage:
 
 def _pytest(suite: Suite, way: Way, tests: str, environment: Mapping[str, str]) -> str:
     """Run pytest, and return the end of what it prints."""
-    plugins = ["-p", "redislock_reports", "-p", suite.plugin, "-p", "no:cacheprovider"]
+    options = [
+        "--continue-on-collection-errors",
+        "-p",
+        "redislock_reports",
+        "-p",
+        suite.plugin,
+        "-p",
+        "no:cacheprovider",
+    ]
     if way == PLAIN:
-        plugins += ["-p", "no:celery_redislock_pytest"]
+        options += ["-p", "no:celery_redislock_pytest"]
     with tempfile.TemporaryFile() as printed:  # no pipe: a process that is left would hold it open
         process = subprocess.Popen(
-            [sys.executable, "-m", "pytest", "-q", f"--timeout={PER_TEST}", *plugins, tests],
+            [sys.executable, "-m", "pytest", "-q", f"--timeout={PER_TEST}", *options, tests],
             cwd=suite.folder,
             env=dict(environment),
             stdout=printed,
