@@ -29,7 +29,7 @@ def unpacked(package: str, *parts: str) -> Path:
     name = f"{package}-{version(package)}"
     archive = FOLDER / f"{name}.tar.gz"
     if not archive.exists():
-        print(f"{name}: its source archive, from PyPI ...", flush=True)
+        print(f"{name}: its source archive, from PyPI ...", file=sys.stderr, flush=True)
         # Without its dependencies; pip makes the archive's metadata, and installs nothing.
         command = (*("download", "-q", "--no-deps", "--no-binary", package), "-d", str(FOLDER))
         subprocess.run(
