@@ -78,7 +78,7 @@ class Runner:
         finally:
             self._free.put(on)
         ends = Counter(outcome.how for outcome in run.found.values())
-        told = ", ".join(f"{n} {how}" for how, n in sorted(ends.items())) or run.told
+        told = ", ".join(f"{n} {how}" for how, n in sorted(ends.items())) or run.told[-200:]
         with self._mutex:
             self._done += 1
             place = f"[{self._done}/{self._all}]"

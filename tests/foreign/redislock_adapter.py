@@ -7,6 +7,8 @@ sent about the key of our lock with that name.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,7 +45,7 @@ _keys: dict[Any, str] = {}
 class Lock:
     """redis-py's lock, with ours inside."""
 
-    made = RedisLock
+    made: Any = RedisLock
 
     def __init__(
         self,
@@ -55,60 +57,69 @@ class Lock:
         raise_on_release_error: bool = True,
         **_: Any,
     ) -> None:
-        self.blocking, self._name = blocking, name
+        self.blocking, self._name, self._raises = blocking, name, raise_on_release_error
         self._wait = blocking_timeout if blocking else 0
-        self._raises = raise_on_release_error
         self._lock = self.made(client, name, timeout or _TTL, heartbeat=timeout is None)
         _keys[name] = self._lock.key
 
-    def acquire(self, blocking: bool | None = None, token: str | None = None) -> Any:
-        return self._lock.acquire(0 if blocking is False else self._wait)
+    def _ask(self, ask: Callable[[], Any], read: Callable[[Any], Any] = bool) -> Any:
+        """Ask our lock, and read what it says; where it is asynchronous, once that is there."""
+        if self.made is RedisLock:
+            with self._their_errors():
+                return read(ask())
 
-    def release(self) -> None:
-        had, released = self._lock.fence, self._lock.release()
-        self._check_release(had, released)
+        async def later() -> Any:
+            with self._their_errors():
+                return read(await ask())
 
-    def _check_release(self, had: int, released: bool) -> None:
-        if not released:
-            raise (LockNotOwnedError if had else LockError)("not released", self._name)
+        return later()
 
-    def extend(self, additional_time: float = 0, replace_ttl: bool = False) -> bool:
+    @contextmanager
+    def _their_errors(self) -> Iterator[None]:
         try:
-            return self._lock.extend()
+            yield
         except LockLost as exc:
-            raise self._lost(exc) from exc
+            raise (LockNotOwnedError if self._lock.fence else LockError)(str(exc)) from exc
 
-    def _lost(self, exc: LockLost) -> Exception:
-        return (LockNotOwnedError if self._lock.fence else LockError)(str(exc), self._name)
+    def acquire(self, blocking: bool | None = None, token: str | None = None) -> Any:
+        return self._ask(lambda: self._lock.acquire(0 if blocking is False else self._wait))
+
+    def release(self) -> Any:
+        kind = LockNotOwnedError if self._lock.fence else LockError
+
+        def read(was_held: bool) -> None:
+            if not was_held:
+                raise kind("not released", self._name)
+
+        return self._ask(self._lock.release, read)
+
+    def extend(self, additional_time: float = 0, replace_ttl: bool = False) -> Any:
+        return self._ask(self._lock.extend)
 
     reacquire = extend
+
+    def locked(self) -> Any:
+        return self._ask(self._lock.locked)
+
+    def owned(self) -> Any:
+        return self._ask(self._lock.locked, lambda held: held and self._lock.fence > 0)
 
     @property
     def local(self) -> SimpleNamespace:
         """What shows whether the lock is held, and for which acquisition."""
         return SimpleNamespace(token=self._lock.fence or None)
 
-    def locked(self) -> Any:
-        return self._lock.locked()
-
-    def owned(self) -> bool:
-        try:
-            self._lock.ensure()
-        except LockLost:
-            return False
-        return True
-
     def __enter__(self) -> Lock:
-        if not self.acquire():
-            raise LockError("not acquired in time", self._name)
+        self._check_acquired(self.acquire())
         return self
 
     def __exit__(self, *_: object) -> None:
-        try:
+        with nullcontext() if self._raises else suppress(LockError):
             self.release()
-        except LockError:
-            if self._raises:
-                raise
+
+    def _check_acquired(self, acquired: bool) -> None:
+        if not acquired:
+            raise LockError("not acquired in time", self._name)
 
 
 class AsyncLock(Lock):
@@ -116,33 +127,10 @@ class AsyncLock(Lock):
 
     made = AsyncRedisLock
 
-    async def release(self) -> None:
-        had, released = self._lock.fence, await self._lock.release()
-        self._check_release(had, released)
-
-    async def extend(self, additional_time: float = 0, replace_ttl: bool = False) -> bool:
-        try:
-            return await self._lock.extend()
-        except LockLost as exc:
-            raise self._lost(exc) from exc
-
-    reacquire = extend
-
-    async def owned(self) -> bool:
-        try:
-            await self._lock.ensure()
-        except LockLost:
-            return False
-        return True
-
     async def __aenter__(self) -> AsyncLock:
-        if not await self.acquire():
-            raise LockError("not acquired in time", self._name)
+        self._check_acquired(await self.acquire())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        try:
+        with nullcontext() if self._raises else suppress(LockError):
             await self.release()
-        except LockError:
-            if self._raises:
-                raise

@@ -10,6 +10,7 @@ It is told what to do by the environment:
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Generator
 from contextlib import suppress
 from functools import wraps
@@ -18,8 +19,6 @@ from typing import Any
 import pytest
 import redis
 from celery import Celery
-
-from celery_redislock import RedisLock, signals
 
 #: On the lock server: the test that runs; and a hash, for each test and what became of a task that
 #: met a held lock, how often. "acquired" counts the locks.
@@ -31,14 +30,21 @@ def pytest_configure(config: pytest.Config) -> None:
     if how:
         _guard(how, os.environ["GUARD_POLICY"], os.environ["GUARD_URL"])
         config.pluginmanager.register(_Counter(os.environ["GUARD_URL"]))
-        # Celery's unit tests look for threads that are left; our heartbeat's is meant to be.
-        with RedisLock(os.environ["GUARD_URL"], "guard"):
-            pass
+        # Celery's unit tests look for threads that are left; ours are meant to be.
+        every = threading.enumerate
+        threading.enumerate = lambda: [
+            each for each in every() if not each.name.startswith("redislock-")
+        ]
 
 
 def _guard(how: str, policy: str, url: str) -> None:
     """Let every app of this process guard its tasks, as a project's settings would."""
-    settings: dict[str, Any] = {"redislock_url": url, "redislock_on_conflict": policy}
+    settings: dict[str, Any] = {
+        "redislock_url": url,
+        "redislock_on_conflict": policy,
+        # Most unit tests run tasks eagerly.
+        "redislock_eager": True,
+    }
     if how == "task_cls":
         Celery.task_cls = "celery_redislock:SingletonTask"
     else:
@@ -57,6 +63,8 @@ class _Counter:
     """Counts what becomes of tasks, in every process, for the test that runs."""
 
     def __init__(self, url: str) -> None:
+        from celery_redislock import signals  # a plain run does not even import it
+
         self._client = redis.Redis.from_url(url)
         for signal in signals.lock_acquired, signals.lock_conflict:
             signal.connect(self._count, weak=False)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,9 +20,8 @@ from kombu import Connection
 
 from tests.support.servers import RabbitMQ, RedisServer
 
-from .archives import FOLDER
 from .compare import Outcome, outcomes
-from .suites import PLAIN, Suite, Way
+from .suites import FOLDER, PLAIN, Suite, Way
 
 #: Seconds for one test, and for a group.
 PER_TEST, PER_GROUP = 240, 1800
@@ -61,7 +61,10 @@ class Stage:
         results = FOLDER / "results" / re.sub(r"[^\w.]+", "-", f"{way.name} {tests}")[:150]
         results.parent.mkdir(exist_ok=True)
         results.write_bytes(b"")
-        told = _pytest(suite, way, tests, self._environment(way, results))
+        # Its own copy of the tests: some write into their folder, and groups run side by side.
+        with tempfile.TemporaryDirectory(prefix="redislock-foreign-") as folder:
+            copy = shutil.copytree(suite.folder, Path(folder, suite.folder.name))
+            told = _pytest(suite, way, tests, copy, self._environment(way, results))
         found = outcomes(results.read_text(encoding="utf-8").splitlines())
         met: dict[str, dict[str, int]] = {}
         with self._locks.client() as client:
@@ -91,15 +94,18 @@ class Stage:
         }
 
 
-def _pytest(suite: Suite, way: Way, tests: str, environment: Mapping[str, str]) -> str:
+def _pytest(
+    suite: Suite, way: Way, tests: str, folder: Path, environment: Mapping[str, str]
+) -> str:
     """Run pytest, and return the end of what it prints."""
-    plugins = ["-p", "redislock_reports", "-p", suite.plugin, "-p", "no:cacheprovider"]
+    options = f"-p redislock_reports -p {suite.plugin} -p no:cacheprovider".split()
+    options += ["--continue-on-collection-errors", f"--timeout={PER_TEST}"]
     if way == PLAIN:
-        plugins += ["-p", "no:celery_redislock_pytest"]
+        options += ["-p", "no:celery_redislock_pytest"]
     with tempfile.TemporaryFile() as printed:  # no pipe: a process that is left would hold it open
         process = subprocess.Popen(
-            [sys.executable, "-m", "pytest", "-q", f"--timeout={PER_TEST}", *plugins, tests],
-            cwd=suite.folder,
+            [sys.executable, "-m", "pytest", "-q", *options, tests],
+            cwd=folder,
             env=dict(environment),
             stdout=printed,
             stderr=subprocess.STDOUT,
