@@ -15,7 +15,7 @@ from celery import Celery, _state
 from celery.result import AsyncResult
 from hypothesis import HealthCheck, settings
 
-from tests.support import lateness, sharing
+from tests.support import sharing
 from tests.support.clusters import ClusterSet
 from tests.support.journal import Journal
 from tests.support.rights import as_user, cluster_rights, denials, grant
@@ -36,10 +36,9 @@ POOLS = ("prefork", "threads", "solo", "gevent")
 
 # A machine that stands still for a fifth of a second is no failure of a property.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-#: `make model`: what the models' machines try beyond the hundred examples of every day.
+#: `make proofs ARGS=model`: what the models' machines try beyond the hundred examples of every day.
 settings.register_profile("long", settings.get_profile("patient"), max_examples=1000)
 settings.load_profile("patient")
-lateness.witness.start()
 
 
 #: Where a file runs for a minute and more, the longest first: a file's tests run one after another,
@@ -100,7 +99,6 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol() -> Iterator[None]:
     with sharing.slot():
-        lateness.await_cores()
         return (yield)
 
 

@@ -127,7 +127,7 @@ def test_python_that_does_not_run_compiles():
     [
         "make nothing",
         'make test ARGS="tests/test_nothing.py"',
-        'make faults ARGS="--nothing"',
+        'make proofs ARGS="--nothing"',
         "celery -A examples.nothing worker",
         "celery -A proj inspect revoke 5",
         "celery -A proj control revoke 51d92c56 --terminate",

@@ -70,25 +70,3 @@ def slot(
     finally:
         if held is not None:
             of.let_go(held)
-
-
-#: As many run or wait for each core where the cores are crowded.
-CROWDED = 10
-
-
-def await_cores(most: float = 3.0) -> None:
-    """Let others go on first, for so many seconds at most, while the cores are crowded. A test that
-    starts yet more processes then makes all others late.
-    """
-    until = time.monotonic() + most
-    while _running() > CROWDED * (os.cpu_count() or 1) and time.monotonic() < until:
-        time.sleep(random.SystemRandom().uniform(0.05, 0.25))
-
-
-def _running() -> int:
-    """How many threads run or wait for a core; 0 where Linux does not tell."""
-    try:
-        load = Path("/proc/loadavg").read_text()
-    except OSError:
-        return 0
-    return int(load.split()[3].split("/")[0])
