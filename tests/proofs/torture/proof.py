@@ -272,7 +272,8 @@ class Torture(Proof):
         uses: dict[str, dict[str, list[Verdict]]] = {}
         for result in results:
             run = Run.of(result.trial)
-            use = f"{TITLES[run.lock]}, {'asks' if run.asks else 'does not ask'}"
+            asks = f", {'asks' if run.asks else 'does not ask'}" if run.lock in ASKABLE else ""
+            use = TITLES[run.lock] + asks
             uses.setdefault(use, {}).setdefault(run.scene, []).append(result.figures)
         came_in, stopped = [], []
         for use, by_scene in uses.items():
