@@ -21,7 +21,7 @@ PROOFS = {each.name: each for each in (Faults(), Soak(), Hosts(), Torture(), Sto
 #: Where the models' machines follow the real scripts; and which of them are worth a thousand runs.
 MACHINES = ("tests/contract/model", "-k", "says_whatever or found_out")
 HELP = """\
-python -m tests.proofs [PROOF] [OPTION...]: without a PROOF all faults, and then the hosts
+python -m tests.proofs [--help] [PROOF [OPTION...]]: without a PROOF all faults, and then the hosts
 
 {proofs}
 check: judges the history of a fault or soak again

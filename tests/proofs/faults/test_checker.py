@@ -549,7 +549,7 @@ def rows(table):
         yield pytest.param(history, rules, id=f"{part}: {shows}")
 
 
-@pytest.mark.parametrize(("history", "rules"), rows(TABLE))
+@pytest.mark.parametrize(("history", "rules"), list(rows(TABLE)))
 def test_a_rule_finds_what_breaks_it_and_nothing_else(history, rules):
     verdict = check(story(history))
     assert sorted({violation.rule for violation in verdict.violations}) == sorted(

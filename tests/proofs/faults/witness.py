@@ -5,7 +5,7 @@ It hears each command and reply where redis-py's connections pass them on. There
 * stops a process at a step between two of them, until a fault has struck there;
 * gives the server a room that has less patience with messages that do not come, so that a case in
   which one is lost is short;
-* gives it scripts that are broken on purpose, see `breakages`.
+* gives it scripts that are broken on purpose, see `broken`.
 
 A fault arms a step with a file; the first process that comes to the step takes the file away,
 writes down that it is there, and stands still until the fault lets it go on, or has killed it.

@@ -247,9 +247,9 @@ class Torture(Proof):
         parser.add_argument("--seconds", type=float, default=SECONDS, help="of each (default: 10)")
         parser.add_argument("--clients", type=int, nargs="+", default=CLIENTS, metavar="N")
 
-    def why_not(self) -> str | None:
-        missing = find_spec("redis_lock") is None
-        return "pip install python-redis-lock, which ours is compared with" if missing else None
+    def skip_reason(self, trial: str) -> str | None:
+        missing = trial.startswith("python-redis-lock") and find_spec("redis_lock") is None
+        return "pip install python-redis-lock" if missing else None
 
     def trials(self, options: Options) -> Sequence[str]:
         """Each scene with each lock, asked and not asked, with each number of clients."""
@@ -272,7 +272,8 @@ class Torture(Proof):
         uses: dict[str, dict[str, list[Verdict]]] = {}
         for result in results:
             run = Run.of(result.trial)
-            use = f"{TITLES[run.lock]}, {'asks' if run.asks else 'does not ask'}"
+            asks = f", {'asks' if run.asks else 'does not ask'}" if run.lock in ASKABLE else ""
+            use = TITLES[run.lock] + asks
             uses.setdefault(use, {}).setdefault(run.scene, []).append(result.figures)
         came_in, stopped = [], []
         for use, by_scene in uses.items():
