@@ -92,8 +92,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What was collected stays: a full collection of garbage would look through all of it."""
+    """What was collected stays: a full collection of garbage would look through all of it. Tasks of
+    apps that were imported get into no other app, which fixtures of modules may make.
+    """
     gc.freeze()
+    _state._on_app_finalizers.difference_update(_shared())
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -135,8 +138,13 @@ def _log_level() -> None:
 @pytest.fixture(autouse=True)
 def _no_shared_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tests' tasks do not get into every app of this process, as Celery shares them."""
-    ours = {f for f in _state._on_app_finalizers if f.__module__ not in SHARING}
+    ours = _state._on_app_finalizers - _shared()
     monkeypatch.setattr(_state, "_on_app_finalizers", ours)
+
+
+def _shared() -> set[Any]:
+    """What makes tasks of every app that is finalized from here on."""
+    return {each for each in _state._on_app_finalizers if each.__module__ in SHARING}
 
 
 @pytest.fixture(name="make_app")

@@ -120,6 +120,7 @@ def test_what_waits_under_a_name_that_nobody_knows_is_said_and_runs_if_all_know_
     assert row.get("untaken", 0) == len(left)
 
     new.signal(signal.SIGTERM)
+    new.wait()  # until then it takes messages, and discards these
     start(3, queues=queue)
 
     eventually(lambda: all(each.state == "SUCCESS" for each in left), "they have run", 90)

@@ -5,7 +5,6 @@ has them, and the commands themselves. The formats are those of docs/how-it-work
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import os
 import re
@@ -24,8 +23,6 @@ from click.testing import CliRunner, Result
 from celery_redislock import SingletonTask
 
 ROOT = Path(__file__).parents[2]
-#: A fence is a time in microseconds, and no two are alike.
-_fences = itertools.count(time.time_ns() // 1000)
 
 
 def make_app(url: str | None, prefix: str, **conf: Any) -> Celery:
@@ -145,7 +142,7 @@ def take(
         history: whether the run is in the history, too.
         more: other fields of the value.
     """
-    lock, fence = lock_of(app, task, label), next(_fences) - int(age * 1e6)
+    lock, fence = lock_of(app, task, label), time.time_ns() // 1000 - int(age * 1e6)
     lock.value = {
         "token": uuid.uuid4().hex,
         "v": 2,

@@ -592,14 +592,18 @@ def test_a_text_without_end_is_cut(page, app):
 def test_it_fits_a_telephone_and_the_dark(browser, app):
     take(app, "sync", "x")
     take(app, "account", "a-name-without-any-space" * 20, node="n" * 100, task_id="t" * 200)
+    take(app, "report", "old", age=90_000)
+    take(app, "report", "older", age=400)
     page = browser.new_page(viewport={"width": 400, "height": 800}, color_scheme="dark")
     with opened(page, app):
-        expect(page.locator("#rows tr")).to_have_count(2)
+        expect(page.locator("#rows tr")).to_have_count(4)
         width = "document.documentElement.scrollWidth"
         assert page.evaluate(width) == 400
         ground = "getComputedStyle(document.body).backgroundColor"
         assert page.evaluate(ground) == "rgb(14, 17, 22)"
-        page.locator("#rows a").first.click()
-        expect(page.locator("#lock")).to_be_visible()
-        assert page.evaluate(width) == 400
+        for link in page.locator("#rows a").all():
+            link.click()
+            expect(page.locator("#lock")).to_be_visible()
+            assert page.evaluate(width) == 400
+            page.go_back()
     page.close()
