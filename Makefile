@@ -5,7 +5,7 @@ PYTHON ?= $(shell for p in python3.12 python3.11 python3.10 python3.13 python3; 
 	$$p -c 'import sys, venv; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$p && break; done)
 PYTHONS := 3.10 3.11 3.12 3.13
 # They wait most of the time.
-WORKERS ?= 8
+WORKERS ?= 12
 # File by file, in the order that tests/conftest.py gives: the longest come first.
 SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PYTEST := python -m pytest $(SIDE_BY_SIDE)
