@@ -188,7 +188,7 @@ def test_a_waiter_that_is_asleep_in_a_demoted_node_goes_on_at_the_new_one(own, l
 
     eventually(sleeps, "it sleeps")
     own.failover(holder.key)
-    assert holder.release()
+    holder.release()  # if no node answers it in time, the lock expires
     assert got.wait(20)
     thread.join()
 
