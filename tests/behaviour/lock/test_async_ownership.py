@@ -267,7 +267,7 @@ OTHERS = [
 @pytest.mark.parametrize("asks", OTHERS, ids=lambda each: each.__name__)
 def test_the_object_does_not_speak_for_another_task_to(asks, lock, is_free, caplog):
     async def main():
-        shared = lock(ttl=2)
+        shared = lock(ttl=6)
         other = Holder(shared)
         await asyncio.create_task(other.acquire())
         with caplog.at_level(logging.WARNING):
