@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from celery import Celery
 
 from celery_redislock import ConfigError, SingletonTask
 
@@ -24,15 +23,16 @@ class Registry:
 
 
 @pytest.mark.parametrize("name", ["registered", "elsewhere"])
-def test_a_registry_of_tasks_need_not_have_get(name: str) -> None:
-    app = Celery("sender", broker="memory://", backend="cache+memory://")
-    app.conf.redislock_url = "redis://redis.example:6379/0"
+def test_a_registry_of_tasks_need_not_have_get(
+    make_app: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    app = make_app(result_backend="cache+memory://")
 
     @app.task(base=SingletonTask, name="registered")
     def registered(number: int) -> None: ...
 
     app.finalize()
-    app._tasks = Registry(app._tasks)
+    monkeypatch.setattr(app, "_tasks", Registry(app._tasks))
 
     assert app.send_task(name, (5,)).id
     if name == "registered":
