@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import redis
 
-from tests.support.journal import Journal
-from tests.support.workers import ROOT
+from tests.support.journal import Entry, Journal
+from tests.support.workers import ROOT, Worker
 
 
 class Keys:
@@ -90,3 +92,11 @@ def untaken(log: str, task_id: str) -> list[str]:
 def starts(journal: Journal, label: str, task_id: str) -> int:
     """How often this task's body has begun."""
     return sum(entry.task_id == task_id for entry in journal.read(label, "start"))
+
+
+def kill_runner(workers: Iterable[Worker], journal: Journal, entry: Entry) -> None:
+    """Kill the worker that runs what this entry tells of, and its child that does."""
+    (killed,) = [each for each in workers if entry.pid in each.children()]
+    killed.signal(signal.SIGKILL)
+    os.kill(entry.pid, signal.SIGKILL)
+    journal.killed(entry)

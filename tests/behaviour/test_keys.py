@@ -28,22 +28,6 @@ def worker(start_module_worker):
     return start_module_worker(app=APP, queues=QUEUE, concurrency=4)
 
 
-@pytest.fixture
-def hold(send, journal, label):
-    """Starts a run that goes on until the test's end, or until it is let go."""
-    held = []
-
-    def hold(name, *more, **options):
-        held.append(send(name, label, "stand", *more, **options))
-        eventually(lambda: starts(journal, label, held[-1].id), "it holds")
-        return held[-1]
-
-    yield hold
-    for each in held:
-        journal.let_go(each.id)
-        each.get(timeout=20)
-
-
 def tenants(journal, label):
     """Whose runs began, in order."""
     return [entry.data[0] for entry in journal.read(label, "tenant")]
@@ -53,15 +37,17 @@ def tenants(journal, label):
 
 
 @pytest.mark.parametrize("name", ["skips", "in_text"])
-def test_another_tenants_task_runs_and_the_same_tenants_is_a_duplicate(send, hold, label, name):
-    hold(name, headers={"tenant": "a"})
+def test_another_tenants_task_runs_and_the_same_tenants_is_a_duplicate(
+    send, hold_open, label, name
+):
+    hold_open(name, headers={"tenant": "a"})
     assert send(name, label, headers={"tenant": "b"}).get(timeout=20) == label
     with pytest.raises(TaskSkipped):
         send(name, label, headers={"tenant": "a"}).get(timeout=20)
 
 
-def test_a_message_without_the_header_has_a_key_of_its_own_or_does_not_fit(send, hold, label):
-    hold("skips")
+def test_a_message_without_the_header_has_a_key_of_its_own_or_does_not_fit(send, hold_open, label):
+    hold_open("skips")
     assert send("skips", label, headers={"tenant": "None"}).get(timeout=20) == label
     with pytest.raises(TaskSkipped):
         send("skips", label).get(timeout=20)
@@ -72,8 +58,8 @@ def test_a_message_without_the_header_has_a_key_of_its_own_or_does_not_fit(send,
 
 
 @pytest.mark.parametrize("name", ["queues", "defers"])
-def test_a_message_that_is_published_again_has_the_same_key(send, hold, label, journal, name):
-    first = hold(name, headers={"tenant": "a"})
+def test_a_message_that_is_published_again_has_the_same_key(send, hold_open, label, journal, name):
+    first = hold_open(name, headers={"tenant": "a"})
     second = send(name, label, headers={"tenant": "a", "more": 1})
     assert send(name, label, headers={"tenant": "b"}).get(timeout=20) == label
     journal.let_go(first.id)

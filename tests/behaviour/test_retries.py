@@ -10,7 +10,7 @@ import kombu.transport.redis
 import pytest
 
 from celery_redislock import RedisLock
-from tests.behaviour.looking import received
+from tests.behaviour.looking import kill_runner, received
 from tests.support.waiting import eventually, never
 from tests.support.workers import make_app
 
@@ -122,13 +122,10 @@ def test_a_redelivered_copy_waits_for_the_holder_and_does_not_run_again(
 @needs_impatience
 def test_a_redelivered_copy_runs_if_the_holder_died(start_worker, sender, queue, journal, label):
     """Redis broker: the worker is killed; its copy must survive the dead holder's lock."""
-    first, second = (start_worker(queues=queue, concurrency=1, conf=IMPATIENT) for _ in range(2))
+    workers = [start_worker(queues=queue, concurrency=1, conf=IMPATIENT) for _ in range(2)]
     result = sender.send_task("late_hour", [label, 4.0], queue=queue)
     entry = journal.await_start(label, result.id)
-    killed = first if entry.pid in first.children() else second
-    killed.signal(signal.SIGKILL)
-    os.kill(entry.pid, signal.SIGKILL)
-    journal.killed(entry)
+    kill_runner(workers, journal, entry)
     assert result.get(timeout=60)
     starts = journal.read(label, "start")
     assert [start.task_id for start in starts] == [result.id] * 2

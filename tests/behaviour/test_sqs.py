@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 
+from tests.behaviour.looking import kill_runner
 from tests.support.waiting import eventually, never
 from tests.support.workers import make_app
 
@@ -75,13 +76,10 @@ def test_a_task_that_runs_for_longer_than_the_visibility_timeout_runs_once(
 
 
 def test_the_copy_of_a_killed_workers_message_runs(start, send, journal, label):
-    first, second = start(), start()
+    workers = start(), start()
     result = send("late_hour", label, 2.0)
     entry = journal.await_start(label, result.id)
-    killed = first if entry.pid in first.children() else second
-    killed.signal(signal.SIGKILL)
-    os.kill(entry.pid, signal.SIGKILL)
-    journal.killed(entry)
+    kill_runner(workers, journal, entry)
     assert result.get(timeout=60)
     assert [each.task_id for each in journal.read(label, "start")] == [result.id] * 2
     assert journal.overlaps(label) == []

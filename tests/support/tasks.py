@@ -161,7 +161,6 @@ two_at_once_late = singleton(
 two_at_once_queued = singleton(name="two_at_once_queued", lock_limit=2, on_conflict="queue")(body)
 pauses = singleton(name="pauses", lock_min_hold=6)(body)
 pauses_always = singleton(name="pauses_always", lock_min_hold=6, lock_min_hold_after="any")(body)
-pauses_queued = singleton(name="pauses_queued", lock_min_hold=1, on_conflict="queue")(body)
 ticks = singleton(name="ticks", lock_min_hold=1.5)(body)
 refuse = singleton(name="refuse", on_conflict="raise")(body)
 warning = {"lock_key": "warns:{label}", "lock_warn_after": 3}
@@ -313,15 +312,6 @@ def newest_retries(self: Any, label: str, seconds: float = 0.05, times: int = 0)
 NEWEST = {"coalesced_retries": "coalesce", "debounced_retries": Debounce(quiet=1, max_wait=3)}
 for name, policy in NEWEST.items():
     singleton(name=name, max_retries=3, on_conflict=policy)(newest_retries)
-
-
-@singleton(name="autoretries", autoretry_for=(ValueError,), max_retries=2, default_retry_delay=0)
-def autoretries(self: Any, label: str) -> Any:
-    journal.write("start", label, self.request)
-    journal.write("end", label, self.request)
-    if self.request.retries < 1:
-        raise ValueError("once")
-    return self.request.retries
 
 
 @singleton(name="retries_and_goes_on", max_retries=3)

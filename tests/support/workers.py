@@ -30,21 +30,7 @@ template = functools.cache(Template)
 running: dict[int, Process] = {}
 
 
-class Closing:
-    """What is a context of itself, and is closed at its end."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End what was started."""
-        raise NotImplementedError
-
-
-class Process(Closing):
+class Process:
     """A `celery` command with its log in a file. It runs from when it is made: enter it at once.
 
     Args:
@@ -103,6 +89,12 @@ class Process(Closing):
         """Kill the process and whatever it started, as a machine that loses its power."""
         os.killpg(self.pid, signal.SIGKILL)
         self.popen.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """End the process and whatever it started; leave nothing behind."""
