@@ -6,10 +6,14 @@ import os
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery import Celery, bootsteps
+
+from celery_redislock.worker import start
 
 
 @pytest.fixture(autouse=True)
@@ -36,3 +40,19 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     guard(socket.socket, "connect_ex")
     yield
     assert asked == []
+
+
+@pytest.fixture
+def start_worker_of() -> Callable[[Celery], None]:
+    """What a worker's start does before its pool; the lock server is not asked: the worker has
+    ended, so the background work that it begins does nothing.
+    """
+    ended = SimpleNamespace(state=bootsteps.TERMINATE)
+
+    class Worker(SimpleNamespace):
+        """One that can be referred to weakly."""
+
+    def begin(app: Celery) -> None:
+        start._on_worker_init(sender=Worker(app=app, blueprint=ended))
+
+    return begin

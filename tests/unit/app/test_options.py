@@ -29,7 +29,6 @@ from celery_redislock import (
     Wait,
 )
 from celery_redislock.app.options import OPTIONS
-from celery_redislock.worker import start
 
 URL = "redis://127.0.0.1:1/0"  # never asked
 
@@ -532,12 +531,9 @@ def test_the_options_for_a_task_of_somebody_else_are_taken(make_app) -> None:
     assert not isinstance(app.tasks["unrelated"], SingletonTask)
 
 
-def start_worker_of(app: Celery) -> None:
-    """What a worker's start does before its pool; the lock server is not asked."""
-    start._on_worker_init(sender=type("Dropped", (), {"app": app, "blueprint": None})())
-
-
-def test_options_for_a_task_that_has_its_own_are_said_to_be_ignored(make_app, caplog) -> None:
+def test_options_for_a_task_that_has_its_own_are_said_to_be_ignored(
+    make_app, start_worker_of, caplog
+) -> None:
     app = make_app(
         redislock_enabled=False,
         redislock_tasks={

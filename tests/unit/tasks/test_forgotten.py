@@ -13,7 +13,6 @@ from celery import Celery, Task
 
 from celery_redislock import ConfigError, Queue, SingletonTask
 from celery_redislock.tasks.forgotten import forgotten
-from celery_redislock.worker import start
 
 ROOT = Path(__file__).parents[3]
 
@@ -161,7 +160,7 @@ LINE = (
 
 
 def test_a_worker_says_what_came_after_the_app_was_complete_and_nothing_twice(
-    make_app, caplog, monkeypatch
+    make_app, start_worker_of, caplog, monkeypatch
 ) -> None:
     monkeypatch.delitem(sys.modules, "celery.bin.celery", raising=False)
     app = make_app(redislock_enabled=False)
@@ -170,7 +169,7 @@ def test_a_worker_says_what_came_after_the_app_was_complete_and_nothing_twice(
     assert [record.getMessage() for record in caplog.records] == [LINE]
     define(app, "shop.late", lock_ttl=5)
     for _ in range(2):
-        start._on_worker_init(sender=type("Dropped", (), {"app": app, "blueprint": None})())
+        start_worker_of(app)
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 2
     assert "task shop.late sets lock_ttl, and takes no lock" in said[1]
