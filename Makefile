@@ -13,7 +13,7 @@ PYTEST := python -m pytest $(SIDE_BY_SIDE)
 # The tests start processes by the hundred: let what they import be compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo check check-tests test proofs bench lint format test-stalls test-lowest test-pythons test-servers test-celery test-foreign pictures docs dist clean
+.PHONY: help demo check check-tests test coverage proofs bench lint format test-stalls test-lowest test-pythons test-servers test-celery test-foreign pictures docs dist clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -45,6 +45,18 @@ test: .venv/made  ## the suite, on real Redis, RabbitMQ and workers
 
 test-stalls: .venv/made  ## the suite on a machine that stands still now and then
 	.venv/bin/python -m tests.proofs.stalls $(SIDE_BY_SIDE) $(ARGS)
+
+.venv/coverage: .venv/made
+	.venv/bin/pip install -q --group coverage
+	@touch $@
+
+coverage: export COVERAGE_FILE = $(CURDIR)/build/coverage/data
+coverage: .venv/coverage  ## what the suite runs of the package, in workers and their children too: build/coverage/index.html
+	rm -rf build/coverage && mkdir -p build/coverage
+	-.venv/bin/python -m coverage run -m $(subst python -m ,,$(PYTEST)) $(ARGS)
+	.venv/bin/python -m coverage combine -q
+	.venv/bin/python -m coverage html -q -d build/coverage
+	.venv/bin/python -m coverage report
 
 .venv/faults: .venv/made
 	.venv/bin/pip install -q --group faults

@@ -15,6 +15,8 @@ from tests.support.waiting import eventually, never
 from tests.support.workers import make_app
 
 APP = "tests.contract.worker.forgetful"
+#: Processes that run tests side by side share the brokers.
+QUEUE = f"notes-{os.getpid()}"
 #: Seconds: what is left of a note that stays is more.
 LONG = 500
 POOLS = ("prefork", "threads", "solo", "gevent")
@@ -42,7 +44,7 @@ def shared(start_module_worker, broker):
 
     def shared(pool):
         if pool not in started:
-            where = {"queues": f"notes-{pool}", "pool": pool}
+            where = {"queues": f"{QUEUE}-{pool}", "pool": pool}
             conf = {"broker_url": broker, "worker_prefetch_multiplier": 4}
             slots = 1 if pool == "solo" else 2
             started[pool] = start_module_worker(app=APP, concurrency=slots, conf=conf, **where)
@@ -59,7 +61,7 @@ def threads(shared):
 @pytest.fixture
 def send(sender):
     """Sends to the shared worker with this pool."""
-    return lambda name, *args, pool="threads": sender.send_task(name, args, queue=f"notes-{pool}")
+    return lambda name, *args, pool="threads": sender.send_task(name, args, queue=f"{QUEUE}-{pool}")
 
 
 @pytest.fixture
@@ -106,9 +108,10 @@ def test_a_note_is_forgotten_once_its_message_is_acknowledged(shared, send, note
     shared(pool)
     # In a solo worker `skip` is acknowledged after its body, too.
     results = [send(("skip", "late")[n % 2], f"{label}-{n}", pool=pool) for n in range(6)]
+    assert results[-1].get(timeout=60)
+    assert notes_of(results[-1])
     for result in results:
         assert result.get(timeout=60)
-    assert notes_of(results[-1])
     eventually(lambda: not any(map(notes_of, results)), "the notes are forgotten")
 
 
