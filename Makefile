@@ -5,7 +5,7 @@ PYTHON ?= $(shell for p in python3.12 python3.11 python3.10 python3.13 python3; 
 	$$p -c 'import sys, venv; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$p && break; done)
 PYTHONS := 3.10 3.11 3.12 3.13
 # They wait most of the time.
-WORKERS ?= 8
+WORKERS ?= 12
 # File by file, in the order that tests/conftest.py gives: the longest come first.
 SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PYTEST := python -m pytest $(SIDE_BY_SIDE)
@@ -13,7 +13,7 @@ PYTEST := python -m pytest $(SIDE_BY_SIDE)
 # The tests start processes by the hundred: let what they import be compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test faults failovers split-brain storms torture model bench lint format test-stalls test-lowest test-pythons test-servers pictures docs dist clean
+.PHONY: help demo check check-tests test coverage proofs bench lint format test-stalls test-lowest test-pythons test-servers test-celery test-foreign pictures docs dist clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -32,36 +32,38 @@ help:  ## this list
 demo: .venv/demo  ## the main job on an embedded Redis, live, half a minute; ARGS=--web: with the page
 	@.venv/bin/python -m examples.demo $(ARGS)
 
+# Side by side: lint is mypy for most of the time, on one core. The plugins serve other tests only.
+check: .venv/made  ## what to run at each save, a minute: lint, unit tests, the scripts on one server
+	@$(MAKE) --no-print-directory -j2 lint check-tests
+
+check-tests: .venv/made
+	.venv/bin/python -m pytest -q -n 2 --dist worksteal -p no:celery -p no:docker_tools -p no:anyio \
+		tests/unit tests/contract/scripts
+
 test: .venv/made  ## the suite, on real Redis, RabbitMQ and workers
 	.venv/bin/$(PYTEST) $(ARGS)
 
 test-stalls: .venv/made  ## the suite on a machine that stands still now and then
 	.venv/bin/python -m tests.proofs.stalls $(SIDE_BY_SIDE) $(ARGS)
 
+.venv/coverage: .venv/made
+	.venv/bin/pip install -q --group coverage
+	@touch $@
+
+coverage: export COVERAGE_FILE = $(CURDIR)/build/coverage/data
+coverage: .venv/coverage  ## what the suite runs of the package, in workers and their children too: build/coverage/index.html
+	rm -rf build/coverage && mkdir -p build/coverage
+	-.venv/bin/python -m coverage run -m $(subst python -m ,,$(PYTEST)) $(ARGS)
+	.venv/bin/python -m coverage combine -q
+	.venv/bin/python -m coverage html -q -d build/coverage
+	.venv/bin/python -m coverage report
+
 .venv/faults: .venv/made
 	.venv/bin/pip install -q --group faults
 	@touch $@
 
-faults: .venv/faults  ## every fault on every broker and pool, half an hour; ARGS=--help
-	.venv/bin/python -m tests.proofs.faults $(ARGS)
-	$(if $(ARGS),,.venv/bin/python -m tests.proofs.hosts)
-
-failovers: .venv/faults  ## how many locks a failover forgets, with and without replicas that confirm
-	.venv/bin/python -m tests.proofs.failovers $(ARGS)
-
-split-brain: .venv/faults  ## who holds what when the network splits, ten minutes, as root; ARGS=--help
-	.venv/bin/python -m tests.proofs.hosts $(ARGS)
-
-storms: .venv/made  ## 200 duplicates a second under each policy, and what is left; half an hour; ARGS=--help
-	.venv/bin/python -m tests.proofs.storms $(ARGS)
-
-torture: .venv/faults  ## the torture of Redis in Action 6.2 over four locks, ten minutes; ARGS=--help
-	.venv/bin/python -m tests.proofs.torture $(ARGS)
-
-model: .venv/made  ## the rules of the lock in every order of events, five minutes; ARGS=--help
-	.venv/bin/python -m tests.proofs.model $(ARGS)
-	$(if $(ARGS),,.venv/bin/python -m pytest -q tests/proofs/model -k 'says_whatever or found_out' \
-		--hypothesis-profile=long)
+proofs: .venv/faults  ## every fault on every broker and pool, and split networks, 40 minutes; ARGS=--help: all proofs
+	.venv/bin/python -m tests.proofs $(ARGS)
 
 .venv-bench/made: pyproject.toml bench/peers.txt
 	@test -n "$(PYTHON)" || { echo "No Python 3.10 or later with venv was found; set PYTHON=..."; exit 1; }
@@ -109,6 +111,20 @@ test-lowest: .venv-lowest/made  ## the suite on the lowest supported versions
 
 test-servers: .venv/servers  ## what holds for a lock server, on each Redis and Valkey that can be had
 	.venv/bin/python -m tests.project.servers_there_are $(ARGS)
+
+# An environment of its own: what these tests import is no business of ours.
+.venv-foreign/made: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "No Python 3.10 or later with venv was found; set PYTHON=..."; exit 1; }
+	$(PYTHON) -m venv .venv-foreign
+	.venv-foreign/bin/pip install -q --upgrade 'pip>=25.1'
+	.venv-foreign/bin/pip install -q -e . --group demo --group foreign
+	@touch $@
+
+test-celery: .venv-foreign/made  ## Celery's own tests, plain and with every task guarded, compared; ARGS=--help
+	.venv-foreign/bin/python -m tests.foreign celery $(ARGS)
+
+test-foreign: .venv-foreign/made  ## redis-py's own tests of its locks, on ours; ARGS=--help
+	.venv-foreign/bin/python -m tests.foreign redis-py $(ARGS)
 
 test-pythons: $(PYTHONS:%=.venv-%/made)  ## the suite on every supported Python
 	@for v in $(PYTHONS); do echo "== Python $$v"; .venv-$$v/bin/$(PYTEST) $(ARGS) || exit 1; done

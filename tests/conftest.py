@@ -15,13 +15,18 @@ from celery import Celery, _state
 from celery.result import AsyncResult
 from hypothesis import HealthCheck, settings
 
-from celery_redislock.servers.server import Server
-from tests.support import lateness, scripts, sharing
+from tests.support import sharing
 from tests.support.clusters import ClusterSet
-from tests.support.drivers import DRIVERS, Driver
 from tests.support.journal import Journal
 from tests.support.rights import as_user, cluster_rights, denials, grant
-from tests.support.servers import SQS, Proxy, RabbitMQ, RedisServer, shared_rabbitmq
+from tests.support.servers import (
+    SQS,
+    Program,
+    Proxy,
+    RabbitMQ,
+    RedisServer,
+    shared_rabbitmq,
+)
 from tests.support.tls import Certificate
 from tests.support.workers import Worker, make_app, running
 
@@ -31,50 +36,38 @@ POOLS = ("prefork", "threads", "solo", "gevent")
 
 # A machine that stands still for a fifth of a second is no failure of a property.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-#: `make model`: what the models' machines try beyond the hundred examples of every day.
+#: `make proofs ARGS=model`: what the models' machines try beyond the hundred examples of every day.
 settings.register_profile("long", settings.get_profile("patient"), max_examples=1000)
 settings.load_profile("patient")
-lateness.witness.start()
 
 
 #: Where a file runs for a minute and more, the longest first: a file's tests run one after another,
 #: and whoever begins such a file last keeps all others waiting.
 LONG = (
-    *("behaviour/test_rooms", "behaviour/test_retries", "behaviour/test_scopes"),
-    *("proofs/model/test_rooms", "behaviour/test_releases", "behaviour/test_ends"),
-    *("proofs/faults/test_short_", "proofs/faults/test_broken_rooms"),
-    *(
-        "behaviour/test_turns_nobody_takes",
-        "proofs/faults/test_faults",
-        "contract/servers/test_store",
-    ),
-    *(
-        "behaviour/lock/test_redis_lock",
-        "project/test_demo_command",
-        "behaviour/deliveries/test_notes",
-    ),
-    *("behaviour/test_outages", "behaviour/test_outcomes"),
-    *("behaviour/deliveries/test_newest", "behaviour/test_exits", "behaviour/lock/test_greenlets"),
-    *(
-        "behaviour/test_migrating",
-        "behaviour/test_lost",
-        "behaviour/test_replace",
-        "behaviour/ops/web/",
-    ),
-    *(
-        "behaviour/lock/test_async_redis_lock",
-        "proofs/test_hosts",
-        "contract/servers/test_cluster",
-        "behaviour/compat/",
-    ),
-    *(
-        "behaviour/test_django",
-        "behaviour/platforms/test_platforms",
-        "proofs/model/",
-        "behaviour/",
-        "project/test_pages",
-        "project/test_demo",
-    ),
+    "behaviour/test_rooms",
+    "behaviour/test_releases",
+    "behaviour/test_ends",
+    "proofs/faults/test_short_ends",
+    "contract/servers/test_async_server",
+    "behaviour/test_retries",
+    "contract/worker/test_notes",
+    "proofs/faults/test_short_",
+    "behaviour/test_scopes",
+    "behaviour/platforms/",
+    "behaviour/ops/web/test_page",
+    "behaviour/test_lost",
+    "behaviour/test_turns_nobody_takes",
+    "proofs/",
+    "behaviour/test_exits",
+    "behaviour/test_django",
+    "behaviour/test_other_releases",
+    "behaviour/lock/test_redis_lock",
+    "behaviour/test_replace",
+    "project/test_typing",
+    "behaviour/test_out",
+    "contract/servers/",
+    "behaviour/",
+    "project/",
 )
 
 
@@ -88,14 +81,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What was collected stays: a full collection of garbage would look through all of it."""
+    """What was collected stays: a full collection of garbage would look through all of it. Tasks of
+    apps that were imported get into no other app, which fixtures of modules may make.
+    """
     gc.freeze()
+    _state._on_app_finalizers.difference_update(_shared())
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol() -> Iterator[None]:
     with sharing.slot():
-        lateness.await_cores()
         return (yield)
 
 
@@ -114,10 +109,13 @@ def pytest_runtest_makereport() -> Iterator[None]:
 def _nothing_runs_on() -> Iterator[None]:
     """What a fixture has started and not ended is ended here, and is an error."""
     yield
-    left = list(running.values())
-    for process in left:
+    workers, servers = list(running.values()), list(Program.started)
+    for process in workers:
         process.close()
-    assert not left, f"left running: {[process.log_path for process in left]}"
+    for server in servers:
+        server.kill()
+    left = [*(process.log_path for process in workers), *(server.name for server in servers)]
+    assert not left, f"left running: {left}"
 
 
 @pytest.fixture(autouse=True)
@@ -129,8 +127,13 @@ def _log_level() -> None:
 @pytest.fixture(autouse=True)
 def _no_shared_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tests' tasks do not get into every app of this process, as Celery shares them."""
-    ours = {f for f in _state._on_app_finalizers if f.__module__ not in SHARING}
+    ours = _state._on_app_finalizers - _shared()
     monkeypatch.setattr(_state, "_on_app_finalizers", ours)
+
+
+def _shared() -> set[Any]:
+    """What makes tasks of every app that is finalized from here on."""
+    return {each for each in _state._on_app_finalizers if each.__module__ in SHARING}
 
 
 @pytest.fixture(name="make_app")
@@ -239,40 +242,6 @@ def locks_at(request: pytest.FixtureRequest) -> Any:
 def client(locks_at: Any) -> Iterator[Any]:
     """A client that looks into where the locks are."""
     with locks_at.client() as client:
-        yield client
-
-
-@pytest.fixture(params=DRIVERS)
-def driver(request: pytest.FixtureRequest) -> Driver:
-    return DRIVERS[request.param]
-
-
-@pytest.fixture
-def store(driver: Driver, request: pytest.FixtureRequest) -> Iterator[Server]:
-    """Where the locks are: what holds, holds for every driver."""
-    store = driver.make(request.getfixturevalue)
-    yield store
-    store.close()
-
-
-@pytest.fixture
-def declared_keys() -> Iterator[None]:
-    """A script fails that touches a key which was not declared."""
-    with scripts.declared_keys():
-        yield
-
-
-@pytest.fixture
-def raw(driver: Driver, store: Server, request: pytest.FixtureRequest) -> Iterator[Any]:
-    """A client that looks into what `store` is in, and decodes nothing."""
-    with driver.look(store, request.getfixturevalue, False) as client:
-        yield client
-
-
-@pytest.fixture
-def inside(driver: Driver, store: Server, request: pytest.FixtureRequest) -> Iterator[Any]:
-    """A client that looks into what `store` is in."""
-    with driver.look(store, request.getfixturevalue, True) as client:
         yield client
 
 

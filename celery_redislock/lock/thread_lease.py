@@ -52,7 +52,7 @@ class ThreadLease(Lease):
         return task is None or task.done() or task is this_task()
 
     def __del__(self) -> None:
-        if self.is_over:
+        if self.is_over or not self.asked:  # also one whose making was interrupted
             return
         self.last.ended(self)
         # The garbage collector may call this anywhere, also while a log handler's lock is held. So

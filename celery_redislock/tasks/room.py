@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from celery import signals as celery_signals
 from celery.exceptions import SoftTimeLimitExceeded
@@ -44,21 +44,31 @@ logger = get_logger()
 SOON: Final = 5.0
 
 
-def look_after(app: Any, keys: LockKeys, ttl: float) -> bool:
+class Looked(NamedTuple):
+    """What is to be known after a look at a room.
+
+    Attributes:
+        goes_on: another task of it is due already.
+        passed_over: others must publish a task of it.
+    """
+
+    goes_on: bool
+    passed_over: bool
+
+
+def look_after(app: Any, keys: LockKeys, ttl: float) -> Looked:
     """Publish the task that is next, end those that no worker takes, and store results of replaced
     ones.
-
-    Returns:
-        Whether another task of this room is due already.
 
     Raises:
         LockUnavailable: the server did not answer in time.
     """
     reply = _look(app, keys, ttl, [])
     if reply.offered is None:
-        return False
-    last = _publish(app, keys, ttl, reply.offered, looks=True)
-    return (last or reply).due_in == 0
+        return Looked(False, False)
+    passed_over: list[str] = []
+    last = _publish(app, keys, ttl, reply.offered, passed_over)
+    return Looked((last or reply).due_in == 0, bool(passed_over))
 
 
 def _look(app: Any, keys: LockKeys, ttl: float, passed_over: list[str]) -> Look:
@@ -101,17 +111,17 @@ def _end_all(app: Any, keys: LockKeys, ttl: float, replaced: dict[str, str], by:
 
 
 def _publish(
-    app: Any, keys: LockKeys, ttl: float, offered: Offered, looks: bool = False
+    app: Any, keys: LockKeys, ttl: float, offered: Offered, looked: list[str] | None = None
 ) -> Settled | Look | None:
     """Publish the task that is next; or, if it has ended or only others can publish it, the one
-    behind it. `looks` says that the room was looked after: this is the time to report those that
-    this process cannot publish.
+    behind it. With `looked`, the room was looked after: this is the time to report those that this
+    process cannot publish. They are added to that list.
 
     Returns:
         What the server said last of the room, if it was asked again.
     """
     following: Offered | None = offered
-    passed_over: list[str] = []
+    looks, passed_over = looked is not None, [] if looked is None else looked
     last: Settled | Look | None = None
     try:
         while following is not None:

@@ -225,7 +225,10 @@ class SingletonTask(LockedTask):
 
 
 def _refuse_in_send_task(app: Any, name: str, options: Mapping[str, Any]) -> None:
-    task = tasks_so_far(app).get(name)
+    tasks = tasks_so_far(app)
+    if name not in tasks:  # no `get`: Celery takes a registry without one, too
+        return
+    task = tasks[name]
     # With our header it is a message that is published again.
     if isinstance(task, SingletonTask) and KEY not in (options.get("headers") or ()):
         task._refuse_use(options)

@@ -27,6 +27,16 @@ SWEEP_EVERY: Final = 2.0
 #: Seconds for which a sweep publishes the tasks of one room that are due: enough for hundreds of
 #: tasks that give up, but for only one if the broker does not answer.
 PUBLISHES_FOR: Final = 0.5
+#: Seconds by which a worker looks later at a room of which it had to pass over a task, in so many
+#: rooms: or else those who can publish that task may look while it has it in its hands, each time.
+GIVES_WAY: Final = 0.5
+GIVES_WAY_IN: Final = 1000
+#: Seconds without a sweep after which a worker looks at every room, due or not: others may have put
+#: off those of which only it can publish a task. A look is put off by ten minutes at most. So many
+#: seconds are between two looks at rooms that are not due.
+COMES_BACK: Final = 6.0
+ALL_ROOMS: Final = 3600.0
+APART: Final = 0.001
 
 
 class Sweeper:
@@ -41,6 +51,9 @@ class Sweeper:
         reads = f"{entries.VERSION}.{delivery.VERSION}"
         fleet = hashlib.sha256("\n".join([reads, app.main or "", *known]).encode())
         self._turn = sweep_key(prefix, broker_of(app), fleet.hexdigest()[:16])
+        self._swept = -COMES_BACK
+        #: The ids of locks in whose rooms this worker had to pass over a task.
+        self._gives_way: set[str] = set()
 
     def start(self, until: Callable[[], bool]) -> None:
         """Look again and again, in the background. An error of one stops no other.
@@ -65,18 +78,23 @@ class Sweeper:
         """
         server = app_locks(self._app).server
         began = clock()
-        if not server.ask(take_turn(self._turn, SWEEP_EVERY * 0.9)):
+        has_turn = server.ask(take_turn(self._turn, SWEEP_EVERY * 0.9))
+        # If it has not, another worker of its fleet has looked meanwhile.
+        comes_back, self._swept = began - self._swept >= COMES_BACK, began
+        if not has_turn:
             return
+        soon = SWEEP_EVERY * 1.1
         failure = None
         for buckets in server.together(self._buckets, UNKNOWN_TTL):
             try:
                 now = server.ask(server_time(buckets[0]))
-                due = server.ask(due_rooms(buckets, SWEEP_EVERY * 1.1, now))
+                due = server.ask(due_rooms(buckets, ALL_ROOMS if comes_back else soon, now))
             except LockUnavailable as exc:
                 failure = exc  # the other servers' rooms must not wait for this one
                 continue
-            for seconds, lock_id in due:
-                after = max(began + seconds - clock(), 0.0)
+            for number, (seconds, lock_id) in enumerate(due):
+                after = max(began + seconds - clock(), 0.0) if seconds < soon else number * APART
+                after += GIVES_WAY if lock_id in self._gives_way else 0.0
                 look = partial(self._look_after, lock_id, clock() + after + PUBLISHES_FOR)
                 housekeeper.add(look, most=0.0, after=after, talks=True)
         if failure is not None:
@@ -86,11 +104,20 @@ class Sweeper:
         """Look after one room, and again as long as more tasks of it are due."""
         try:
             keys = keys_of_lock_id(app_locks(self._app).prefix, lock_id)
-            goes_on = look_after(self._app, keys, UNKNOWN_TTL)
+            looked = look_after(self._app, keys, UNKNOWN_TTL)
         except LockUnavailable:
             raise
         except Exception:
             logger.exception("redislock: could not check the waiting room of %r", lock_id)
             return
-        if goes_on and clock() < until:
+        self._note(lock_id, looked.passed_over)
+        if looked.goes_on and clock() < until:
             housekeeper.add(partial(self._look_after, lock_id, until), most=0.0, talks=True)
+
+    def _note(self, lock_id: str, passed_over: bool) -> None:
+        if not passed_over:
+            self._gives_way.discard(lock_id)
+        elif len(self._gives_way) < GIVES_WAY_IN:
+            self._gives_way.add(lock_id)
+        else:
+            self._gives_way = {lock_id}  # most may be of rooms that are no more

@@ -79,7 +79,8 @@ def require_page() -> None:
         NoPageError: it cannot.
     """
     try:
-        importlib.import_module("celery_redislock.ops.web.serve")
+        for needed in ("celery_redislock.web", "uvicorn"):
+            importlib.import_module(needed)
     except ImportError as exc:
         raise NoPageError(
             "--web needs a web server. `make demo ARGS=--web` installs it, and so does"

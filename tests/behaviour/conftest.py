@@ -66,3 +66,19 @@ def hold(sender: Celery, queue: str, journal: Any, label: str) -> Callable[..., 
         return result
 
     return hold
+
+
+@pytest.fixture
+def hold_open(send: Callable[..., Any], journal: Any, label: str) -> Iterator[Callable[..., Any]]:
+    """Starts a run in the module's queue that goes on until the test's end, or is let go."""
+    held = []
+
+    def hold_open(name: str, *more: Any, **options: Any) -> Any:
+        held.append(send(name, label, "stand", *more, **options))
+        eventually(lambda: starts(journal, label, held[-1].id), "it holds")
+        return held[-1]
+
+    yield hold_open
+    for each in held:
+        journal.let_go(each.id)
+        each.get(timeout=20)

@@ -12,22 +12,22 @@ from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+import kombu.transport.redis
+import pytest
 import redis
 from celery import Celery
-from celery.result import AsyncResult
+from celery.result import AsyncResult as Result
 
 from celery_redislock import Holder
-from celery_redislock.protocol.keys import lock_keys
-from tests.behaviour.looking import Room
+from tests.behaviour.looking import Keys, Room, received
 from tests.support.journal import Entry, Journal
-from tests.support.lateness import elapsed
 from tests.support.servers import Proxy
 from tests.support.waiting import eventually
-from tests.support.workers import Worker, is_running
+from tests.support.workers import Worker
 
-#: Seconds from the end of the one before within which the next in the room must start. One that
-#: is forgotten is published after 5.
-NEXT = 3.0
+#: Seconds from the end of the one before within which the next in the room must start, and a
+#: reservation be freed. One that is forgotten is published after 5.
+SOON = 4.0
 #: Seconds until a message that does not come is published again.
 AGAIN = 5.0
 #: The broker gives back what a lost connection left, after so many seconds.
@@ -36,7 +36,16 @@ IMPATIENT = {
     "unacked_restore_interval": 1,
     "unacked_restore_throttle": 1,
     "unacked_mutex_expire": 2,
+    "unacked_mutex_key": "of-the-impatient",  # a killed one has the others' for five minutes
 }
+needs_impatience = pytest.mark.skipif(
+    not hasattr(kombu.transport.redis.Channel, "unacked_restore_throttle"),
+    reason="this kombu looks for unacknowledged messages only every 100 s",
+)
+
+
+class Late(AssertionError):
+    """What was to come soon came late: the product is slow, or this machine is."""
 
 
 class Stage:
@@ -66,7 +75,7 @@ class Stage:
         self.base = f"q{uuid.uuid4().hex}"
         self._workers: dict[str, Worker] = {}
 
-    def worker(self, which: str, **options: Any) -> Worker:
+    def worker(self, which: str) -> Worker:
         """ "old", which parks and runs all that is not the scene's; "new", of the next release;
         "disabled"; "away", by whose way to the lock server faults come; or "cut", which ends its
         late-acknowledged tasks when it loses the broker.
@@ -83,9 +92,9 @@ class Stage:
                 conf["broker_url"] = self.way_to_broker.in_front_of(self.app.conf.broker_url)
                 conf["broker_transport_options"] = IMPATIENT
                 conf["worker_cancel_long_running_tasks_on_connection_loss"] = True
-            queue = self.base if which == "old" else f"{self.base}-{which}"
-            concurrency = 4 if which == "old" else 1
-            self._workers[which] = self.start(queues=queue, concurrency=concurrency, conf=conf)
+            slots = 4 if which == "old" else 1
+            started = self.start(queues=self._queue_of(which), concurrency=slots, conf=conf)
+            self._workers[which] = started
         return self._workers[which]
 
     def workers(self) -> list[Worker]:
@@ -98,8 +107,10 @@ class Stage:
         """Let a worker consume it no more, and wait until it does not."""
         self._tell("cancel_consumer", which, queue)
         # What it asked the broker for before this may still bring a message of that queue.
-        own = self.base if which == "old" else f"{self.base}-{which}"
-        self.app.tasks["ping"].apply_async(queue=own).get(timeout=20)
+        self.app.tasks["ping"].apply_async(queue=self._queue_of(which)).get(timeout=20)
+
+    def _queue_of(self, which: str) -> str:
+        return self.base if which == "old" else f"{self.base}-{which}"
 
     def _tell(self, command: str, which: str, queue: str) -> None:
         node = self.worker(which).node
@@ -113,89 +124,66 @@ class Stage:
 
 
 class Scene:
-    """One lock, a queue of the task that is to end, and what waits behind it."""
+    """One lock, and a queue for the message of X, the task that is to end."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage, self.app, self.journal = stage, stage.app, stage.journal
         self.label, self.queue = uuid.uuid4().hex, f"x{uuid.uuid4().hex}"
         stage.worker("old")
-        self.published_at: float | None = None
-        self.keys = lock_keys("redislock", f"ends:{self.label}")
-        assert self.app.tasks["job"].lock_key_for(self.label) == self.keys.lock
+        self.keys = Keys(self.app.tasks["job"].lock_key_for(self.label))
         self.room = Room(stage.locks, self.keys.lock)
+        self.published_at = float("inf")
 
     # -- sending --------------------------------------------------------------------------
 
     def send(
         self, name: str, how: str | float = 0.0, *, here: bool = False, **options: Any
-    ) -> AsyncResult[Any]:
+    ) -> Result[Any]:
         """To the old worker, or to the scene's own queue: `here`."""
         queue = self.queue if here else self.stage.base
         return self.app.tasks[name].apply_async(
             (self.label, how), **{"queue": queue, **options}
         )  # fmt: skip
 
-    def hold(self, name: str = "job") -> AsyncResult[Any]:
+    def hold(self, name: str = "job") -> Result[Any]:
         """A run that stands and has the lock."""
         result = self.app.send_task(name, [self.label, "stand"], queue=self.stage.base)
         self.started(result)
         return result
 
-    def let_go(self, result: AsyncResult[Any]) -> None:
+    def let_go(self, result: Result[Any]) -> None:
         self.journal.let_go(result.id)
 
-    def park(
-        self, name: str, how: str | float = 0.0, behind: str | float = 0.0, **options: Any
-    ) -> tuple[AsyncResult[Any], AsyncResult[Any]]:
-        """Put X of that name, and Y behind it, into the room of a lock that is held. X's message
-        will come to the scene's queue, which nobody consumes any more.
-        """
-        holder = self.hold()
-        self.stage.consume("old", self.queue)
-        x = self.send(name, how, here=True, **options)
-        eventually(lambda: self.room.ids() == [x.id], "X waits")
-        y = self.send("job", behind)
-        eventually(lambda: self.room.ids() == [x.id, y.id], "Y waits behind it")
-        self.stage.leave("old", self.queue)
-        self._holder = holder
-        return x, y
-
-    def publish_next(self, comes: bool = True) -> None:
-        """The holder ends. X's message is in its queue then."""
-        self.published_at = time.monotonic()
-        self.let_go(self._holder)
-        if comes:
-            eventually(self.messages, "X's message is published")
-
-    def place(self, name: str, how: str | float = 0.0, by: str = "old", **options: Any) -> Any:
-        """Park X and Y, and let X be published to that worker."""
-        self.stage.worker(by)  # it may take longer to start than the lock is kept for X
-        x, y = self.park(name, how, **options)
-        self.publish_next()
-        self.hand_to(by)
-        return x, y
-
     def hand_to(self, which: str) -> None:
+        """That worker takes X's message."""
         self.stage.consume(which, self.queue)
+
+    def comes_to_old(self, x: Result[Any]) -> None:
+        """The old worker takes X's message, and has received it."""
+        log = self.stage.worker("old").log
+        before = received(log(), x.id)
+        self.hand_to("old")
+        eventually(lambda: received(log(), x.id) > before, "its message comes")
 
     def messages(self) -> list[str]:
         return self.stage.broker.lrange(self.queue, 0, -1)
 
-    def copy_message(self) -> None:
-        """Put a copy of the one message beside it, as a broker that delivers twice."""
-        (message,) = self.messages()
-        self.stage.broker.lpush(self.queue, as_redelivered(message))
-
-    def delay_message(self, seconds: float) -> None:
-        """Give the one message an eta, as what is put off has it."""
-        eta = datetime.now(timezone.utc) + timedelta(seconds=seconds)
-        self.change_message(eta=eta.isoformat())
+    def put(self, message: str, redelivered: bool = True) -> None:
+        """Put this message into X's queue once more, as a broker that delivers twice."""
+        told = json.loads(message)
+        told["headers"]["redelivered"] = redelivered
+        told["properties"]["delivery_info"]["redelivered"] = redelivered
+        self.stage.broker.lpush(self.queue, json.dumps(told))
 
     def change_message(self, **headers: Any) -> None:
-        """Give the one message other headers."""
+        """Give the one message other headers. Times are seconds from now."""
         (message,) = self.messages()
-        told = json.loads(message)
-        told["headers"].update(headers)
+        told, now = json.loads(message), datetime.now(timezone.utc)
+        for name, value in headers.items():
+            is_time = isinstance(value, int)
+            told["headers"][name] = (
+                (now + timedelta(seconds=value)).isoformat() if is_time else value
+            )
         self.stage.broker.lset(self.queue, 0, json.dumps(told))
 
     # -- looking --------------------------------------------------------------------------
@@ -204,21 +192,27 @@ class Scene:
     def holder(self) -> Holder | None:
         return self.app.tasks["job"].lock_holder(self.label)
 
-    def holds(self, result: AsyncResult[Any], queued: bool = False) -> bool:
+    def holds(self, result: Result[Any], queued: bool = False) -> bool:
         holder = self.holder
         return holder is not None and (holder.task_id, holder.queued) == (result.id, queued)
 
-    def held_for_retry(self, result: AsyncResult[Any]) -> bool:
+    def held_for_retry(self, result: Result[Any]) -> bool:
         holder = self.holder
         return self.holds(result) and holder is not None and holder.held_for_retry
 
-    def entries(self, event: str, result: AsyncResult[Any]) -> list[Entry]:
+    def entries(self, event: str, result: Result[Any]) -> list[Entry]:
         return [e for e in self.journal.read(self.label, event) if e.task_id == result.id]
 
-    def started(self, result: AsyncResult[Any]) -> Entry:
+    def starts(self, result: Result[Any]) -> int:
+        return len(self.entries("start", result))
+
+    def started(self, result: Result[Any]) -> Entry:
         return self.journal.await_start(self.label, result.id)
 
-    def ended(self, result: AsyncResult[Any], state: str = "") -> float:
+    def last_end(self, result: Result[Any]) -> float:
+        return self.entries("end", result)[-1].at
+
+    def ended(self, result: Result[Any], state: str = "") -> float:
         """When the body of this task, or the task itself, has ended."""
         if not state:
             return eventually(lambda: self.entries("end", result), "its body ends")[0].at
@@ -227,8 +221,8 @@ class Scene:
         assert result.state == state, (result.state, result.result)
         return at
 
-    def runs_under_lock(self, x: AsyncResult[Any], *room: AsyncResult[Any]) -> Entry:
-        """X stands in its body: it had its place or reservation until then."""
+    def runs_under_lock(self, x: Result[Any], *room: Result[Any]) -> Entry:
+        """X stands in its body: it had what it held until then."""
         entry = self.started(x)
         assert self.holds(x)
         assert self.room.ids() == [each.id for each in room]
@@ -243,59 +237,174 @@ class Scene:
 
         return eventually(lines, f"{which} says {words}")[0]
 
-    # -- what is promised -----------------------------------------------------------------
-
-    def follows(self, y: AsyncResult[Any], since: float, within: float = NEXT) -> None:
-        """Y starts soon after that, and nothing is left of the lock then."""
+    def follows(self, y: Result[Any], since: float, within: float = SOON) -> None:
+        """Y starts soon after that, and ends."""
         in_time(within, since, self.started(y).at)
         self.ended(y)
 
+
+class Kept(Scene):
+    """A scene in which X holds something while its message is in its queue, and nobody takes it.
+
+    Attributes:
+        others: those that wait in the room beside X.
+        other: the one that has the lock when X is over.
+    """
+
+    is_place = False
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__(stage)
+        self.others: list[Result[Any]] = []
+        self.other: Result[Any] | None = None
+
+    def bring(
+        self, name: str, how: str | float = 0.0, behind: str | float = 0.0, **options: Any
+    ) -> Result[Any]:
+        """Let X hold it. `behind` is what the one behind X does."""
+        raise NotImplementedError
+
+    def loses(self, name: str, how: str | float = 0.0) -> tuple[Result[Any], Result[Any]]:
+        """The same, but X's message is late: it meets another one that has the lock."""
+        raise NotImplementedError
+
+    def vanishes(self, taken: contextlib.AbstractContextManager[None]) -> Result[Any]:
+        """Let X hold it, and have its message taken by one who dies."""
+        raise NotImplementedError
+
+    def runs(self, x: Result[Any]) -> Entry:
+        return self.runs_under_lock(x, *self.others)
+
+    def only_others_wait(self) -> None:
+        expected = [each.id for each in self.others]
+        eventually(lambda: self.room.ids() == expected, "only others wait")
+
+    def over(self, x: Result[Any], since: float, within: float = SOON) -> None:
+        """What X held is somebody else's soon after that."""
+        raise NotImplementedError
+
+    def still_over(self) -> None:
+        """That one keeps it."""
+        assert self.holder is not None
+        assert self.other is not None
+        assert self.holder.task_id == self.other.id
+
+    def ran_once(self, x: Result[Any]) -> bool:
+        return self.starts(x) == 1
+
+
+class Placed(Kept):
+    """X has the first place in the room, and Y the next."""
+
+    is_place = True
+
+    def _park(self, name: str, how: str | float, behind: str | float, **options: Any) -> Any:
+        self._holder = self.hold()
+        x = self.send(name, how, here=True, **options)
+        self.stage.broker.rpoplpush(self.queue, self.stage.base)  # the old worker parks it
+        eventually(lambda: self.room.ids() == [x.id], "X waits")
+        self.others = [self.send("job", behind)]
+        eventually(lambda: self.room.ids() == [x.id, self.others[0].id], "Y waits behind it")
+        return x
+
+    def _publish(self) -> None:
+        self.published_at = time.monotonic()
+        self.let_go(self._holder)
+        eventually(self.messages, "X's message is published")
+
+    def bring(
+        self, name: str, how: str | float = 0.0, behind: str | float = 0.0, **options: Any
+    ) -> Result[Any]:
+        x = self._park(name, how, behind, **options)
+        self._publish()
+        return x
+
+    def loses(self, name: str, how: str | float = 0.0) -> tuple[Result[Any], Result[Any]]:
+        """One that waits in its pool slot has the lock after a second."""
+        x = self._park(name, how, 0.0)
+        other = self.send("waits", "stand")
+        eventually(lambda: self.stage.locks.exists(self.keys.waiters), "it waits in its slot")
+        self._publish()
+        began = time.monotonic()
+        in_time(SOON, began, self.started(other).at)
+        return x, other
+
+    def vanishes(self, taken: contextlib.AbstractContextManager[None]) -> Result[Any]:
+        x = self._park("job", 0.0, 0.0)
+        with taken:
+            self.let_go(self._holder)
+            eventually(lambda: self.stage.locks.exists(self.keys.sent), "X is published")
+        return x
+
+    def runs(self, x: Result[Any]) -> Entry:
+        try:
+            return super().runs(x)
+        except AssertionError as exc:
+            if self.started(x).at - self.published_at > AGAIN:
+                raise Late("so late that Y had its chance too") from exc
+            raise
+
+    def over(self, x: Result[Any], since: float, within: float = SOON) -> None:
+        (self.other,) = self.others
+        in_time(within, since, self.started(self.other).at)
+
     def nothing_left(self) -> None:
+        for each in self.others:
+            self.let_go(each)
+            self.ended(each)
         keys = self.keys
         names = (keys.lock, keys.room, keys.entries, keys.deadlines, keys.sent, keys.ended)
         left = lambda: [key for key in names if self.stage.locks.exists(key)]  # noqa: E731
         eventually(lambda: not left(), f"nothing is left of {keys.name}", 10)
         assert self.stage.locks.zscore(keys.rooms, keys.lock_id) is None
 
-    def freed(self, name: str, x: AsyncResult[Any], since: float, within: float = 2.0) -> None:
-        """The lock is free, and the next call is sent."""
-        eventually(lambda: self.holder is None, "the lock is free")
-        in_time(within, since)
-        # Where nobody takes it.
-        other = self.app.tasks[name].apply_async((self.label,), queue=f"{self.queue}-nobody")
-        assert other.id != x.id
-        assert self.holds(other, queued=True)
-        again = self.app.tasks[name].apply_async((self.label,), queue=f"{self.queue}-nobody")
-        assert again.id == other.id, "and stands for those after it"
-
-    def reserve(self, name: str, how: str | float = 0.0, **options: Any) -> AsyncResult[Any]:
-        """Send X, which is reserved from then on. Nobody consumes its queue yet."""
-        x = self.send(name, how, here=True, **options)
-        assert self.holds(x, queued=True)
-        return x
-
-    def starts(self, result: AsyncResult[Any]) -> int:
-        return len(self.entries("start", result))
-
-    def ran_once(self, result: AsyncResult[Any]) -> bool:
+    def ran_once(self, x: Result[Any]) -> bool:
         """Whether it did; or it started so late that it was published again:
         where no lock is taken, nothing keeps the second message from running.
         """
-        late = self.started(result).at - (self.published_at or self.started(result).at)
-        return self.starts(result) == 1 or late > AGAIN
+        return self.starts(x) == 1 or self.started(x).at - self.published_at > AGAIN
+
+
+class Reserved(Kept):
+    """X's lock is reserved since it was sent."""
+
+    def _reserve(self, prefix: str, name: str, how: str | float, **options: Any) -> Result[Any]:
+        self._name = f"reserved_{name}"
+        x = self.send(f"{prefix}_{name}", how, here=True, **options)
+        assert self.holds(x, queued=True)
+        return x
+
+    def bring(
+        self, name: str, how: str | float = 0.0, behind: str | float = 0.0, **options: Any
+    ) -> Result[Any]:
+        return self._reserve("reserved", name, how, **options)
+
+    def loses(self, name: str, how: str | float = 0.0) -> tuple[Result[Any], Result[Any]]:
+        x = self._reserve("brief", name, how)
+        eventually(lambda: self.holder is None, "its reservation lapses")
+        return x, self.hold()
+
+    def vanishes(self, taken: contextlib.AbstractContextManager[None]) -> Result[Any]:
+        with taken:
+            return self._reserve("brief", "job", 0.0)
+
+    def over(self, x: Result[Any], since: float, within: float = SOON) -> None:
+        """The lock is free, and the next call is sent. Nobody takes its message."""
+        eventually(lambda: self.holder is None, "the lock is free")
+        in_time(within, since)
+        there = f"{self.queue}-nobody"
+        self.other = self.app.tasks[self._name].apply_async((self.label,), queue=there)
+        assert self.other.id != x.id
+        assert self.holds(self.other, queued=True)
+        again = self.app.tasks[self._name].apply_async((self.label,), queue=there)
+        assert again.id == self.other.id, "and stands for those after it"
 
 
 def in_time(seconds: float, since: float, until: float | None = None) -> None:
     """What was to come came soon."""
-    took = elapsed(since, until)
-    assert took <= seconds, f"{took:.2f} s, not {seconds:g}"
-
-
-def as_redelivered(message: str) -> str:
-    """The message as the broker gives it once more."""
-    told = json.loads(message)
-    told["headers"]["redelivered"] = told["properties"]["delivery_info"]["redelivered"] = True
-    return json.dumps(told)
+    took = (time.monotonic() if until is None else until) - since
+    if took > seconds:
+        raise Late(f"{took:.2f} s, not {seconds:g}")
 
 
 def kill(worker: Worker) -> None:
@@ -303,6 +412,3 @@ def kill(worker: Worker) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(worker.pid, signal.SIGKILL)
     worker.wait()
-
-
-__all__ = ["NEXT", "Scene", "Stage", "as_redelivered", "in_time", "is_running", "kill"]

@@ -4,14 +4,33 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import redis
 
-from tests.support.journal import Journal
-from tests.support.workers import ROOT
+from tests.support.journal import Entry, Journal
+from tests.support.workers import ROOT, Worker
+
+
+class Keys:
+    """The keys of a lock by their kinds, such as `keys.room`, as docs/how-it-works.md names them.
+
+    Args:
+        lock: the lock's key, as `task.lock_key_for` and `RedisLock.key` tell it.
+    """
+
+    def __init__(self, lock: str) -> None:
+        self._head, _, self.name = lock.partition(":lock:")
+        self.lock, self.rooms = lock, f"{self._head}:rooms"
+        #: What the lock is called in `rooms`, if one run may hold it.
+        self.lock_id = f"1|{self.name}"
+
+    def __getattr__(self, kind: str) -> str:
+        return f"{self._head}:{kind}:{self.name}"
 
 
 class Room:
@@ -23,9 +42,8 @@ class Room:
     """
 
     def __init__(self, client: redis.Redis, lock_key: str) -> None:
-        self._client = client
-        head, _, name = lock_key.partition(":lock:")
-        self.key, self._entries = f"{head}:room:{name}", f"{head}:entries:{name}"
+        self._client, keys = client, Keys(lock_key)
+        self.key, self._entries = keys.room, keys.entries
 
     def ids(self) -> list[str]:
         """The ids of the tasks in it, in their order."""
@@ -74,3 +92,11 @@ def untaken(log: str, task_id: str) -> list[str]:
 def starts(journal: Journal, label: str, task_id: str) -> int:
     """How often this task's body has begun."""
     return sum(entry.task_id == task_id for entry in journal.read(label, "start"))
+
+
+def kill_runner(workers: Iterable[Worker], journal: Journal, entry: Entry) -> None:
+    """Kill the worker that runs what this entry tells of, and its child that does."""
+    (killed,) = [each for each in workers if entry.pid in each.children()]
+    killed.signal(signal.SIGKILL)
+    os.kill(entry.pid, signal.SIGKILL)
+    journal.killed(entry)

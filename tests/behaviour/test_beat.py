@@ -14,15 +14,21 @@ import pytest
 from tests.support.waiting import eventually
 from tests.support.workers import Process
 
+QUEUE = "beat"
 COMMON = ("--max-interval", "1", "-l", "INFO")
 
 
+@pytest.fixture(scope="module")
+def worker(start_module_worker):
+    return start_module_worker(queues=QUEUE, concurrency=4)
+
+
 @pytest.fixture
-def start_beats(conf, queue, label, tmp_path):
+def start_beats(conf, label, tmp_path):
     """Starts beats that send a job of the label's, each with a schedule of its own."""
     started, stack = [], contextlib.ExitStack()
 
-    def start(task, every, seconds, beats=2, **options):
+    def start(task, every, seconds, beats=2, queue=QUEUE, **options):
         job = {"task": task, "label": label, "every": every, "seconds": seconds, "options": options}
         beat_conf = {**conf, "task_default_queue": queue, "test_beat": job}
         for number in range(beats):
@@ -39,19 +45,16 @@ def starts(journal, label):
     return [entry.at for entry in journal.read(label, "start")]
 
 
-@pytest.mark.parametrize("beats", [1, 2])
-def test_a_job_that_is_sent_too_often_does_not_overlap_itself(
-    start_worker, start_beats, queue, journal, label, beats
-):
-    workers = [start_worker(queues=queue, concurrency=2) for _ in range(2)]
-    start_beats("skip", 0.5, 1.6, beats)
+def test_a_job_that_is_sent_too_often_does_not_overlap_itself(worker, start_beats, journal, label):
+    start_beats("skip", 0.5, 1.6)
     eventually(lambda: journal.count(label, "end") >= 3, "the job ran three times", 60)
     assert journal.overlaps(label) == []
-    assert any("skipped" in worker.log() for worker in workers), "what was sent in between"
+    ran = {entry.task_id for entry in journal.read(label)}
+    held_by = re.findall(r"skipped: \S+ is held by skip\[(\S+)\]", worker.log())
+    assert ran & {*held_by}, "what was sent in between"
 
 
-def test_a_tick_that_two_beats_fire_runs_once(start_worker, start_beats, queue, journal, label):
-    worker = start_worker(queues=queue, concurrency=2)
+def test_a_tick_that_two_beats_fire_runs_once(worker, start_beats, journal, label):
     beats = start_beats("ticks", 2, 0.0)
 
     def sent():
@@ -71,7 +74,7 @@ def test_ticks_that_come_too_late_are_dropped(
     start_worker, start_beats, redis_server, queue, journal, label
 ):
     """No worker is there for a while; the one that comes does not run what was missed."""
-    (beat,) = start_beats("skip", 0.5, 0.0, 1, expires=1)
+    (beat,) = start_beats("skip", 0.5, 0.0, 1, queue, expires=1)
     with redis_server.client(db=1) as broker:
         eventually(lambda: broker.llen(queue) >= 4, "four ticks wait in the queue", 60)
         beat.close()
@@ -83,14 +86,13 @@ def test_ticks_that_come_too_late_are_dropped(
     assert starts(journal, label) == []
 
 
-def test_a_job_that_hangs_is_noticed(start_worker, start_beats, queue, journal, label):
+def test_a_job_that_hangs_is_noticed(worker, start_beats, journal, label):
     """By each tick that finds it running for longer than `lock_warn_after`."""
-    workers = [start_worker(queues=queue, concurrency=2) for _ in range(2)]
-    start_beats("skip_warned", 0.4, 120.0)
+    start_beats("skip_warned", 0.4, 30.0, 1)
     pattern = r"(INFO|WARNING)/.* skipped: \S+ is held by (\S+) on \S+ pid .*"
 
     def said():
-        return re.findall(pattern, "".join(worker.log() for worker in workers))
+        return re.findall(pattern, worker.log())
 
     (run,) = eventually(lambda: journal.read(label, "start"), "it runs")
     holder = f"skip_warned[{run.task_id}]"
@@ -98,9 +100,9 @@ def test_a_job_that_hangs_is_noticed(start_worker, start_beats, queue, journal, 
     assert ("INFO", holder) in said(), "and not at once"
 
 
-def test_a_tick_that_is_refused_when_it_is_sent_is_one_line(start_beats, queue, label):
+def test_a_tick_that_is_refused_when_it_is_is_one_line(start_beats, queue, label):
     """With `on_queued_conflict="raise"`: nobody in beat would catch the error."""
-    (beat,) = start_beats("unique_or_raise", 0.4, 0.0, 1)
+    (beat,) = start_beats("unique_or_raise", 0.4, 0.0, 1, queue)
 
     def refused():
         return re.findall(r"not sent: \S+ is held by unique_or_raise\[(\S+)\]", beat.log())

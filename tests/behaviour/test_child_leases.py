@@ -10,13 +10,21 @@ import pytest
 from tests.support.waiting import eventually, never
 from tests.support.workers import is_running
 
+QUEUE = "child-leases"
+
+
+@pytest.fixture(scope="module")
+def worker(start_module_worker):
+    """What runs on when its test is over takes a slot for as long."""
+    return start_module_worker(queues=QUEUE, concurrency=8)
+
 
 @pytest.fixture
-def start(sender, queue, journal, label):
+def start(worker, send, journal, label):
     """Starts a task and gives its result and the entry of its start."""
 
     def start(name, *args):
-        result = sender.send_task(name, [label, *args], queue=queue)
+        result = send(name, label, *args)
         return result, journal.await_start(label, result.id)
 
     return start
@@ -42,34 +50,21 @@ def go_on(pid):
 
 
 def test_a_body_that_holds_the_interpreters_lock_beyond_its_ttl_keeps_its_lock(
-    start_worker, start, queue, sender, label, locks_of
+    start, send, label, locks_of
 ):
-    start_worker(queues=queue)
-    result, _ = start("holds_gil", 6.5)
+    result, _ = start("holds_gil", 5.0)
     (key,) = locks_of(result.id)
     never(
         lambda: not locks_of(result.id) and result.state != "SUCCESS",
-        "the lock, with a ttl of 2 s, lapsed", 4.5,
+        "the lock, with a ttl of 2 s, lapsed", 3.5,
     )  # fmt: skip
-    duplicate = sender.send_task("holds_gil", [label, 0.0], queue=queue)
+    duplicate = send("holds_gil", label, 0.0)
     eventually(lambda: duplicate.state == "REVOKED", "the duplicate is skipped")
     assert result.get(timeout=30) == {"key": key, "lost": False}
 
 
-def test_a_stopped_child_keeps_its_lock(start_worker, start, stop, queue, locks_of):
-    start_worker(queues=queue)
-    result, entry = start("watches_lock", 5.0)
-    stop(entry.pid)
-    never(lambda: not locks_of(result.id), "the lock, with a ttl of 2 s, lapsed", 3.5)
-    go_on(entry.pid)
-    assert result.get(timeout=20) == "kept"
-
-
-def test_a_stopped_child_is_told_when_its_lock_is_lost(
-    start_worker, start, stop, queue, client, locks_of
-):
-    start_worker(queues=queue)
-    result, entry = start("watches_lock", 20.0)
+def test_a_stopped_child_is_told_when_its_lock_is_lost(start, stop, client, locks_of):
+    result, entry = start("watches_lock", 15.0)
     (key,) = locks_of(result.id)
     stop(entry.pid)
     client.set(key, "thief")
@@ -78,43 +73,35 @@ def test_a_stopped_child_is_told_when_its_lock_is_lost(
     assert client.getdel(key) == "thief", "what is not ours is neither extended nor deleted"
 
 
-def test_the_lock_of_a_stopped_child_that_was_broken_stays_broken(
-    start_worker, start, stop, queue, client, locks_of
-):
+def test_the_lock_of_a_stopped_child_that_was_broken_stays_broken(start, stop, client, locks_of):
     """The main process takes no lock again: it cannot know whether the child released it."""
-    start_worker(queues=queue)
-    result, entry = start("watches_lock", 20.0)
+    result, entry = start("watches_lock", 15.0)
     (key,) = locks_of(result.id)
     stop(entry.pid)
     client.delete(key)
-    never(lambda: client.exists(key), "it was taken again", 2.0)
+    never(lambda: client.exists(key), "it was taken again", 1.5)
 
 
-def test_the_lock_of_a_stopped_child_that_is_killed_is_free_at_once(
-    start_worker, start, stop, queue, client, locks_of
-):
-    start_worker(queues=queue)
-    result, entry = start("long_ttl", 60.0)
+def test_the_lock_of_a_stopped_child_that_is_killed_is_free_at_once(start, stop, client, locks_of):
+    result, entry = start("long_ttl", 30.0)
     (key,) = locks_of(result.id)
     stop(entry.pid)
     os.kill(entry.pid, signal.SIGKILL)
-    eventually(lambda: not client.exists(key), "the lock is free", 5.0)
+    eventually(lambda: not client.exists(key), "the lock is free long before its ttl", 15)
     never(lambda: client.exists(key), "it was revived", 1.0)
 
 
-def test_a_stopped_child_holds_no_longer_than_it_may(start_worker, start, stop, queue, locks_of):
-    start_worker(queues=queue)
-    result, entry = start("max_hold", 60.0)
+def test_a_stopped_child_holds_no_longer_than_it_may(start, stop, locks_of):
+    result, entry = start("max_hold", 15.0)
     stop(entry.pid)
-    eventually(lambda: not locks_of(result.id), "the lock lapsed", 10.0)
+    eventually(lambda: not locks_of(result.id), "the lock lapsed")
 
 
 def test_a_child_that_ignores_its_termination_keeps_its_lock_until_it_is_gone(
-    start_worker, start, queue, sender, locks_of
+    start, sender, locks_of
 ):
     """TERM waits until the interpreter's lock is free, and Celery forgets the request at once."""
-    start_worker(queues=queue)
-    result, entry = start("holds_gil", 5.0)
+    result, entry = start("holds_gil", 4.0)
     sender.control.revoke(result.id, terminate=True)
     eventually(lambda: result.state == "REVOKED", "it is revoked")
     never(

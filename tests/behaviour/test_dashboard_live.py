@@ -4,7 +4,6 @@ configuration: it scrapes workers and the exporter, and evaluates the alert rule
 
 from __future__ import annotations
 
-import os
 import re
 from functools import partial
 
@@ -16,12 +15,11 @@ pytest.importorskip("prometheus_client")
 from celery_redislock import prometheus
 from tests.project.test_dashboard import RULES, exported, filled_in, panels, rules
 from tests.support.exporter import Exporter
-from tests.support.looking import installed
 from tests.support.pages import PAGES, blocks
 from tests.support.prometheus_server import Prometheus
-from tests.support.servers import free_port
+from tests.support.servers import apart, free_port
 from tests.support.waiting import eventually
-from tests.support.workers import ROOT
+from tests.support.workers import make_app
 
 #: The panels that show nothing while all is well.
 EMPTY = {"Not taken"}
@@ -54,7 +52,13 @@ def configuration(exporter, workers):
 
 
 @pytest.fixture
-def scraped(start_worker, redis_server, conf, queue, tmp_path, monkeypatch):
+def own(conf, own_redis):
+    """What is exported are the figures of all locks that are there."""
+    return apart(conf, own_redis)
+
+
+@pytest.fixture
+def scraped(start_worker, own, queue, tmp_path, monkeypatch):
     """A Prometheus that scrapes the exporter and two workers, of the queues `queue` and
     `queue`-2.
     """
@@ -65,13 +69,9 @@ def scraped(start_worker, redis_server, conf, queue, tmp_path, monkeypatch):
         monkeypatch.setenv(prometheus.DIRECTORY, str(folder))
         workers.append(f"127.0.0.1:{free_port()}")
         port = int(workers[-1].rpartition(":")[2])
-        worker = start_worker(queues=queues, concurrency=3, conf={"test_metrics_port": port})
+        worker = start_worker(queues=queues, concurrency=3, conf={**own, "test_metrics_port": port})
         eventually(lambda worker=worker: "/metrics" in worker.log(), "it serves")
-    folder = tmp_path / "installed"
-    folder.mkdir()
-    monkeypatch.setenv("PYTHONPATH", f"{installed(folder)}{os.pathsep}{ROOT}")
-    url = {"redislock_url": f"{redis_server.url}/0"}
-    with Exporter("--every", "0.5", conf={**conf, **url}) as exporter:
+    with Exporter("--every", "0.5", conf=own) as exporter:
         address = exporter.url.removeprefix("http://").partition("/")[0]
         with Prometheus(configuration(address, workers)) as server:
             yield server
@@ -84,7 +84,9 @@ def ambiguous(found):
     return [dict(each) for each in things if things.count(each) > 1]
 
 
-def test_every_query_has_one_right_answer(scraped, sender, journal, label, queue):
+def test_every_query_has_one_right_answer(scraped, own, journal, label, queue):
+    sender = make_app({k: v for k, v in own.items() if not k.startswith("test_")})
+
     def send(name, seconds, which=label, **options):
         return sender.send_task(name, [which, seconds], **{"queue": queue, **options})
 

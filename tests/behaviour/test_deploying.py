@@ -11,6 +11,22 @@ from celery.exceptions import WorkerLostError
 from tests.behaviour.looking import starts
 from tests.support.waiting import eventually, never
 
+QUEUE = "deploying"
+RELEASES = ("old", "between", "new")
+
+
+@pytest.fixture(scope="module")
+def worker(start_module_worker):
+    return start_module_worker(queues=QUEUE, concurrency=3)
+
+
+@pytest.fixture(scope="module")
+def releases(start_module_worker):
+    """A worker of each release of a task whose lock gets another key."""
+    for each in RELEASES:
+        where = {"app": "tests.behaviour.apps.rekeyed", "queues": f"{QUEUE}-{each}"}
+        start_module_worker(conf={"test_release": each}, **where)
+
 
 def holds(journal, locks_of, result, label):
     """The process of the task's run, which has its lock."""
@@ -21,16 +37,15 @@ def holds(journal, locks_of, result, label):
 
 @pytest.mark.parametrize(("name", "runs"), [("long_ttl", 1), ("late_hour", 1), ("late", 2)])
 def test_a_term_to_a_pool_process_ends_its_body_and_only_a_rejected_message_comes_back(
-    start_worker, sender, queue, journal, label, locks_of, name, runs
+    worker, send, journal, label, locks_of, name, runs
 ):
     """As systemd's KillMode=control-group sends it."""
-    start_worker(queues=queue, concurrency=1)
-    result = sender.send_task(name, [label, 4.0], queue=queue)
+    result = send(name, label, 3.0)
     pid = holds(journal, locks_of, result, label)
     (key,) = locks_of(result.id)
     os.kill(pid, signal.SIGTERM)
     if runs == 1:  # with acks_late too
-        eventually(lambda: key not in locks_of(result.id), "the lock is free", 3)
+        eventually(lambda: key not in locks_of(result.id), "the lock is free")
         with pytest.raises(WorkerLostError, match="SIGTERM"):
             result.get(timeout=20)
     else:
@@ -55,27 +70,24 @@ def test_a_soft_shutdown_waits_and_then_frees_the_lock_and_gives_the_message_bac
     assert starts(journal, label, result.id) == 2
 
 
-def test_a_pool_that_shrinks_ends_no_run(start_worker, sender, queue, journal, label, locks_of):
-    worker = start_worker(queues=queue, concurrency=2)
-    results = [sender.send_task("long_ttl", [f"{label}-{n}", 4.0], queue=queue) for n in (0, 1)]
+def test_a_pool_that_shrinks_ends_no_run(worker, sender, send, journal, label, locks_of):
+    results = [send("long_ttl", f"{label}-{n}", 3.0) for n in range(3)]
     for n, result in enumerate(results):
         holds(journal, locks_of, result, f"{label}-{n}")
-    for _ in results:
+    for _ in range(2):
         sender.control.pool_shrink(1, destination=[worker.node], reply=True)
     assert all(result.get(timeout=20) for result in results)
+    sender.control.pool_grow(2, destination=[worker.node], reply=True)
 
 
-@pytest.mark.parametrize("releases", [("old", "between"), ("between", "new")])
+@pytest.mark.parametrize("two", [RELEASES[:2], RELEASES[1:]])
 def test_a_release_that_takes_both_locks_excludes_the_one_before_and_the_one_after(
-    start_worker, sender, queue, lock_conf, journal, label, releases
+    releases, sender, journal, label, two
 ):
-    for each in releases:
-        conf = {**lock_conf, "test_release": each}
-        start_worker(app="tests.behaviour.apps.rekeyed", conf=conf, queues=f"{queue}-{each}")
     results = [
-        sender.send_task("charge", [label], queue=f"{queue}-{each}")
+        sender.send_task("charge", [label], queue=f"{QUEUE}-{each}")
         for _ in range(4)
-        for each in releases
+        for each in two
     ]
     for result in results:
         result.get(timeout=60)

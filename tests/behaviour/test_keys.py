@@ -11,8 +11,7 @@ import pytest
 from celery import Celery
 from celery.exceptions import WorkerLostError
 
-from celery_redislock import SingletonTask, TaskSkipped
-from celery_redislock.protocol.keys import LONGEST_NAME, lock_keys
+from celery_redislock import RedisLock, SingletonTask, TaskSkipped
 from tests.behaviour.apps.keyed import TASKS, job
 from tests.behaviour.looking import Room, starts
 from tests.support.waiting import eventually
@@ -20,28 +19,13 @@ from tests.support.workers import make_app
 
 QUEUE = "keyed"
 APP = "tests.behaviour.apps.keyed"
+SOLO = "keyed-solo"
 LONE = "\ud800"
 
 
 @pytest.fixture(scope="module", autouse=True)
 def worker(start_module_worker):
     return start_module_worker(app=APP, queues=QUEUE, concurrency=4)
-
-
-@pytest.fixture
-def hold(send, journal, label):
-    """Starts a run that goes on until the test's end, or until it is let go."""
-    held = []
-
-    def hold(name, *more, **options):
-        held.append(send(name, label, "stand", *more, **options))
-        eventually(lambda: starts(journal, label, held[-1].id), "it holds")
-        return held[-1]
-
-    yield hold
-    for each in held:
-        journal.let_go(each.id)
-        each.get(timeout=20)
 
 
 def tenants(journal, label):
@@ -53,15 +37,17 @@ def tenants(journal, label):
 
 
 @pytest.mark.parametrize("name", ["skips", "in_text"])
-def test_another_tenants_task_runs_and_the_same_tenants_is_a_duplicate(send, hold, label, name):
-    hold(name, headers={"tenant": "a"})
+def test_another_tenants_task_runs_and_the_same_tenants_is_a_duplicate(
+    send, hold_open, label, name
+):
+    hold_open(name, headers={"tenant": "a"})
     assert send(name, label, headers={"tenant": "b"}).get(timeout=20) == label
     with pytest.raises(TaskSkipped):
         send(name, label, headers={"tenant": "a"}).get(timeout=20)
 
 
-def test_a_message_without_the_header_has_a_key_of_its_own_or_does_not_fit(send, hold, label):
-    hold("skips")
+def test_a_message_without_the_header_has_a_key_of_its_own_or_does_not_fit(send, hold_open, label):
+    hold_open("skips")
     assert send("skips", label, headers={"tenant": "None"}).get(timeout=20) == label
     with pytest.raises(TaskSkipped):
         send("skips", label).get(timeout=20)
@@ -72,8 +58,8 @@ def test_a_message_without_the_header_has_a_key_of_its_own_or_does_not_fit(send,
 
 
 @pytest.mark.parametrize("name", ["queues", "defers"])
-def test_a_message_that_is_published_again_has_the_same_key(send, hold, label, journal, name):
-    first = hold(name, headers={"tenant": "a"})
+def test_a_message_that_is_published_again_has_the_same_key(send, hold_open, label, journal, name):
+    first = hold_open(name, headers={"tenant": "a"})
     second = send(name, label, headers={"tenant": "a", "more": 1})
     assert send(name, label, headers={"tenant": "b"}).get(timeout=20) == label
     journal.let_go(first.id)
@@ -166,50 +152,54 @@ def test_arguments_that_do_not_fit_fail_as_without_a_lock(send, name):
 
 
 @pytest.fixture
-def send_blindly(conf, queue):
+def send_blindly(conf):
     """Sends without a result backend: Celery's cannot name a result by half a surrogate pair."""
     with make_app({"broker_url": conf["broker_url"]}) as app:
         yield functools.partial(app.send_task, ignore_result=True)
 
 
+@pytest.fixture(scope="module")
+def solo(start_module_worker):
+    return start_module_worker(app=APP, pool="solo", queues=SOLO)
+
+
 @pytest.fixture
-def solo(start_worker, queue):
-    return start_worker("-P", "solo", app=APP, queues=queue)
+def key_of(conf):
+    """The key of the lock with a name."""
+    return lambda name: RedisLock(conf["redislock_url"], name).key
 
 
-def test_half_a_surrogate_pair_is_a_name_like_any_other(solo, sender, label, queue, journal):
+def test_half_a_surrogate_pair_is_a_name_like_any_other(solo, sender, key_of, label, journal):
     for name in ("by_text", "waits", "parks"):
         for text in (LONE, "x", LONE):
-            sender.send_task(name, (label, 0.0, text), queue=queue)
+            sender.send_task(name, (label, 0.0, text), queue=SOLO)
     eventually(lambda: journal.count(label, "end") == 9, "all have run")
     keys = [entry.data[1] for entry in journal.read(label, "tenant")]
-    assert set(keys) == {
-        lock_keys("redislock", f"text:{label}:{text}").lock for text in (LONE, "x")
-    }
+    assert set(keys) == {key_of(f"text:{label}:{text}") for text in (LONE, "x")}
     assert "Unrecoverable" not in solo.log()
 
 
 @pytest.mark.parametrize("name", ["by_text", "waits", "parks"])
 def test_half_a_surrogate_pair_in_an_id_is_an_id_like_any_other(
-    solo, send_blindly, label, queue, journal, name
+    solo, send_blindly, label, journal, name
 ):
     for number in range(2):
         told = {"task_id": f"{label}{number}{LONE}", "headers": {LONE: LONE}}
-        send_blindly(name, (label,), queue=queue, **told)
-    send_blindly(name, (label,), queue=queue)
+        send_blindly(name, (label,), queue=SOLO, **told)
+    send_blindly(name, (label,), queue=SOLO)
     eventually(lambda: journal.count(label, "end") == 3, "all have run")
     assert "Unrecoverable" not in solo.log()
     assert "UnicodeEncodeError" not in solo.log()
 
 
 def test_a_duplicate_with_half_a_surrogate_pair_waits_its_turn(
-    send, send_blindly, label, journal, client
+    send, send_blindly, key_of, label, journal, client
 ):
     first = send("parks", label, "stand", LONE)
     eventually(lambda: starts(journal, label, first.id), "it runs")
     for number in range(2):
         send_blindly("parks", (label, 0.0, LONE), queue=QUEUE, task_id=f"{label}{number}{LONE}")
-    room = Room(client, lock_keys("redislock", f"text:{label}:{LONE}").lock)
+    room = Room(client, key_of(f"text:{label}:{LONE}"))
     eventually(lambda: len(room.ids()) == 2, "both wait")
     journal.let_go(first.id)
     eventually(lambda: journal.count(label, "end") == 3, "all have run")
@@ -225,7 +215,7 @@ def test_a_long_name_costs_little_and_excludes_as_any_other(send, worker, label,
     eventually(lambda: starts(journal, label, other.id), "another text's runs")
     keys = {entry.data[1] for entry in journal.read(label, "tenant")}
     assert len(keys) == 2
-    assert max(map(len, keys)) < LONGEST_NAME + 30
+    assert max(map(len, keys)) < 250 + 30, "250 characters, and what comes before the name"
     journal.let_go(first.id)
     eventually(lambda: starts(journal, label, second.id), "it has its turn")
     ours = [line for line in worker.log().splitlines() if "redislock: " in line]
@@ -236,7 +226,7 @@ def test_a_header_is_the_same_at_the_sender_and_behind_rabbitmq(
     start_worker, rabbitmq, conf, queue, label, journal
 ):
     conf = {**conf, "broker_url": rabbitmq.url}
-    start_worker("-P", "solo", app=APP, queues=queue, conf=conf)
+    start_worker(app=APP, pool="solo", queues=queue, conf=conf)
     with Celery("keyed", set_as_current=False) as app:
         app.conf.update({k: v for k, v in conf.items() if not k.startswith("test_")})
         options = {"lock_ttl": 6, **TASKS["is_unique"], "name": "is_unique"}

@@ -8,38 +8,25 @@ import re
 import pytest
 
 from celery_redislock import LockConflict, TaskSkipped
-from celery_redislock.protocol.holders import Holder
-from tests.behaviour.looking import listed, starts
+from tests.behaviour.apps.labelled import app
+from tests.behaviour.looking import listed
 from tests.support.waiting import eventually
 
 QUEUE = "labelled"
 APP = "tests.behaviour.apps.labelled"
 
 
-@pytest.fixture(scope="module")
-def worker_conf(conf):
-    return {"redislock_tasks": {"plain": {"lock_key": ["label"], "lock_label": "their {label}"}}}
-
-
 @pytest.fixture(scope="module", autouse=True)
-def worker(start_module_worker, worker_conf):
-    return start_module_worker(app=APP, queues=QUEUE, concurrency=3, conf=worker_conf)
+def worker(start_module_worker):
+    theirs = {"plain": {"lock_key": ["label"], "lock_label": "their {label}"}}
+    conf = {"redislock_tasks": theirs}
+    return start_module_worker(app=APP, queues=QUEUE, concurrency=3, conf=conf)
 
 
-@pytest.fixture
-def hold(send, journal, label):
-    """Starts a run that holds the label's lock until the test's end."""
-    held = []
-
-    def hold(name):
-        held.append(send(name, label, "stand"))
-        eventually(lambda: starts(journal, label, held[-1].id), "it holds")
-        return held[-1]
-
-    yield hold
-    for each in held:
-        journal.let_go(each.id)
-        each.get(timeout=20)
+@pytest.fixture(scope="module")
+def tasks(conf):
+    app.conf.update({k: v for k, v in conf.items() if not k.startswith("test_")})
+    return app.tasks
 
 
 @pytest.fixture
@@ -62,10 +49,10 @@ def said(worker, result):
 
 
 def test_the_holder_the_body_the_errors_and_the_log_have_it(
-    worker, hold, send, record_of, journal, label
+    worker, hold_open, send, record_of, journal, label
 ):
     order = f"order {label}\\n"
-    holder = hold("skips")
+    holder = hold_open("skips")
     assert record_of(holder.id)["label"] == order
     (entry,) = journal.read(label, "label")
     assert entry.data == [order, order]
@@ -78,15 +65,17 @@ def test_the_holder_the_body_the_errors_and_the_log_have_it(
     assert f"is held by skips[{holder.id}] ({order}) on {worker.node}" in line
 
 
-def test_a_refused_one_has_it(hold, send, label):
-    hold("raises")
+def test_a_refused_one_has_it(hold_open, send, label):
+    hold_open("raises")
     with pytest.raises(LockConflict) as caught:
         send("raises", label).get(timeout=20)
     assert caught.value.holder.label == f"order {label}\\n"
 
 
-def test_one_that_waits_has_it_and_so_has_the_list(conf, redis_server, hold, send, client, label):
-    hold("queues")
+def test_one_that_waits_has_it_and_so_has_the_list(
+    conf, redis_server, hold_open, send, client, label
+):
+    hold_open("queues")
     waits = send("queues", label)
     order = f"order {label}\\n"
 
@@ -102,8 +91,8 @@ def test_one_that_waits_has_it_and_so_has_the_list(conf, redis_server, hold, sen
     assert body[2]["headers"]["redislock"]["label"] == order
 
 
-def test_a_label_that_does_not_fit_fails_nothing(worker, hold, send, record_of, label):
-    holder = hold("does_not_fit")
+def test_a_label_that_does_not_fit_fails_nothing(worker, hold_open, send, record_of, label):
+    holder = hold_open("does_not_fit")
     assert "label" not in record_of(holder.id)
     for _ in range(2):
         with pytest.raises(TaskSkipped):
@@ -113,23 +102,21 @@ def test_a_label_that_does_not_fit_fails_nothing(worker, hold, send, record_of, 
     assert len(warned) == len(set(warned)), "once in each process"
 
 
-def test_a_task_of_others_has_it_and_one_without_the_option_has_none(hold, record_of, label):
-    assert record_of(hold("plain").id)["label"] == f"their {label}"
-    record = record_of(hold("has_none").id)
-    assert "label" not in record
-    assert Holder.from_dict(record).label is None
+def test_a_task_of_others_has_it_and_one_without_the_option_has_none(
+    hold_open, tasks, record_of, label
+):
+    assert record_of(hold_open("plain").id)["label"] == f"their {label}"
+    assert "label" not in record_of(hold_open("has_none").id)
+    assert tasks["has_none"].lock_holder(label).label is None
 
 
-def test_a_reservation_has_it(conf, client, label):
+def test_a_reservation_has_it(tasks, label):
     """Where a task is sent, the lock is taken by who sends it."""
-    from tests.behaviour.apps.labelled import app
+    task = tasks["is_unique"]
 
-    app.conf.update({k: v for k, v in conf.items() if not k.startswith("test_")})
-    task = app.tasks["is_unique"]
     first = task.apply_async((label,), countdown=60, queue="nobody")
-    try:
-        holder = task.lock_holder(label)
-        assert (holder.task_id, holder.queued) == (first.id, True)
-        assert holder.label == f"order {label}\\n"
-    finally:
-        task.break_lock(label)
+
+    holder = task.lock_holder(label)
+    assert (holder.task_id, holder.queued) == (first.id, True)
+    assert holder.label == f"order {label}\\n"
+    task.break_lock(label)

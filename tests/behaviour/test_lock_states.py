@@ -84,7 +84,7 @@ def test_a_call_that_waits_for_quiet_is_shown_as_that_and_alarms_nobody(
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_two_runs_that_lost_their_lock_are_seen_until_they_end(
-    start_house, tools, sender, hold, journal, label, queue, pool
+    start_house, tools, hold, journal, label, pool
 ):
     start_house(pool=pool, concurrency=3)
     first = hold("quick_job")
@@ -131,7 +131,7 @@ def test_a_run_whose_process_dies_is_soon_forgotten(start_house, tools, hold, jo
 
 
 def test_a_run_that_stood_still_for_too_long_is_seen(
-    start_house, tools, sender, hold, journal, label, queue
+    start_house, tools, hold, journal, label, queue
 ):
     one = start_house(concurrency=1)
     first = hold("quick_job")

@@ -12,14 +12,11 @@ import time
 import urllib.request
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
 from celery_redislock import SingletonTask, Skip, current_lock, lock_acquired
-from celery_redislock.app.metrics import METRICS
-from celery_redislock.app.outcomes import Outcome
-from celery_redislock.app.settings import app_locks
-from celery_redislock.protocol.log import FIELDS
 from tests.support.servers import free_port
 from tests.support.waiting import eventually
 from tests.support.workers import ROOT, make_app
@@ -49,7 +46,7 @@ def read(text):
 
 @pytest.fixture
 def app(conf):
-    app = make_app({k: v for k, v in conf.items() if not k.startswith("test_")})
+    app = make_app(conf)
     app.conf.update(redislock_eager=True, task_always_eager=True)
     return app
 
@@ -65,35 +62,38 @@ def make_task(app, body=lambda: None, called="measured", **options):
 # -- a worker ---------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def conf_of_worker():
-    return {}
+QUEUE = "metrics"
 
 
-@pytest.fixture
-def scraped(start_worker, queue, tmp_path, monkeypatch, conf_of_worker):
-    monkeypatch.setenv(prometheus.DIRECTORY, str(tmp_path))
-    port = free_port()
-    conf = {"test_metrics_port": port, **conf_of_worker}
-    worker = start_worker(queues=queue, concurrency=3, conf=conf)
-    eventually(lambda: f"{port}/metrics" in worker.log(), "it serves")
+class Exporting:
+    """A prefork worker that serves its metrics."""
 
-    def scrape():
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+    def __init__(self, start, folder, **conf):
+        self.folder, self._port = folder, free_port()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(prometheus.DIRECTORY, str(folder))
+            worker = start(concurrency=3, conf={"test_metrics_port": self._port, **conf})
+        eventually(lambda: f"{self._port}/metrics" in worker.log(), "it serves")
+
+    def scrape(self):
+        url = f"http://127.0.0.1:{self._port}/metrics"
+        with urllib.request.urlopen(url, timeout=30) as response:
             return response.read().decode()
 
-    return scrape
+    def value(self, name, **labels):
+        return read(self.scrape())[f"redislock_{name}", tuple(sorted(labels.items()))]
 
 
-def test_a_prefork_worker_is_scraped_as_one(scraped, sender, journal, queue, label):
-    def value(name, **labels):
-        return read(scraped())[f"redislock_{name}", tuple(sorted(labels.items()))]
+@pytest.fixture(scope="module")
+def worker(start_module_worker, tmp_path_factory):
+    start = partial(start_module_worker, queues=QUEUE)
+    return Exporting(start, tmp_path_factory.mktemp("metrics"))
 
-    def send(*args):
-        return sender.send_task("short_ttl", args, queue=queue)
 
-    send(label, 60.0)
-    entry = eventually(lambda: journal.read(label, "start"), "it runs")[0]
+def test_a_prefork_worker_is_scraped_as_one(worker, send, journal, label):
+    value = worker.value
+    send = partial(send, "short_ttl")
+    entry = journal.await_start(label, send(label, 60.0).id)
     eventually(lambda: value("holding", task="short_ttl") == 1, "it holds")
     for _ in range(5):
         send(label).get(timeout=20, propagate=False)
@@ -113,18 +113,19 @@ def test_a_prefork_worker_is_scraped_as_one(scraped, sender, journal, queue, lab
         "not by a failure"
     )
     assert value("lost_total", task="watches_lock") == 0, "it is there before the first"
-    assert ("redislock_lost_total", (("task", "watches_lock"),)) in read(scraped())
-    text = scraped()
+    assert ("redislock_lost_total", (("task", "watches_lock"),)) in read(worker.scrape())
+    text = worker.scrape()
     assert label not in text
     assert {name for key in read(text) for name, _ in key[1]} == {"task", "outcome", "how", "le"}
 
 
-@pytest.mark.parametrize("conf_of_worker", [{"worker_max_tasks_per_child": 1}], ids=["short"])
 def test_no_scrape_fails_while_pool_processes_come_and_are_killed(
-    scraped, sender, journal, tmp_path, queue, label
+    start_worker, sender, journal, tmp_path, queue, label
 ):
+    worker = Exporting(partial(start_worker, queues=queue), tmp_path, worker_max_tasks_per_child=1)
+
     def value():
-        return read(scraped())["redislock_acquire_seconds_count", (("task", "short_ttl"),)]
+        return worker.value("acquire_seconds_count", task="short_ttl")
 
     def send(name, seconds=0.0):
         return sender.send_task("short_ttl", [name, seconds], queue=queue)
@@ -138,9 +139,7 @@ def test_no_scrape_fails_while_pool_processes_come_and_are_killed(
     with ThreadPoolExecutor(len(counts)) as pool:
         scraping = [pool.submit(scrape_often, each) for each in counts]
         try:
-            send(label, 60.0)
-            (run,) = eventually(lambda: journal.read(label, "start"), "it runs")
-            os.kill(run.pid, signal.SIGKILL)
+            os.kill(journal.await_start(label, send(label, 60.0).id).pid, signal.SIGKILL)
             sent = 1
             while sent < 8 or sum(map(len, counts)) < 300:
                 send(f"{label}{sent}").get(timeout=30)
@@ -155,22 +154,19 @@ def test_no_scrape_fails_while_pool_processes_come_and_are_killed(
 
 
 def test_who_waits_is_seen_and_what_became_of_a_lost_lock(
-    scraped, sender, journal, client, locks_of, queue, label
+    worker, send, journal, client, locks_of, label
 ):
-    def value(name, **labels):
-        return read(scraped())[f"redislock_{name}", tuple(sorted(labels.items()))]
-
-    sender.send_task("wait", [label, 3.0], queue=queue)
-    eventually(lambda: journal.read(label, "start"), "it runs")
-    second = sender.send_task("wait", [label, 0.0], queue=queue)
+    value = worker.value
+    journal.await_start(label, send("wait", label, 3.0).id)
+    second = send("wait", label, 0.0)
     eventually(lambda: value("waiting", task="wait") == 1, "it waits")
     second.get(timeout=20)
     assert value("waiting", task="wait") == 0
     assert value("waited_seconds_count", task="wait") == 1
-    lost = sender.send_task("watches_lock", [f"{label}l", 20.0], queue=queue)
-    eventually(lambda: journal.read(f"{label}l", "start"), "it runs")
+    lost = send("watches_lock", f"{label}l", 60.0)
+    journal.await_start(f"{label}l", lost.id)
     client.set(*locks_of(lost.id), "another's", px=3000)
-    lost.get(timeout=20)
+    lost.get(timeout=50)
     eventually(lambda: value("lost_total", task="watches_lock") == 1, "it is counted")
 
 
@@ -267,16 +263,14 @@ def test_without_a_span_nothing_is_told(app, label):
 
 # -- the document -----------------------------------------------------------------------------
 
-DOCUMENT = (ROOT / "docs/monitoring.md").read_text(encoding="utf-8")
-
 
 def test_the_documents_examples_run(app, label, redis_server, monkeypatch):
     monkeypatch.delenv(prometheus.DIRECTORY, raising=False)
     # Not as a worker: who exports the backlog may scan.
     app.conf.redislock_url = f"{redis_server.url}/0"
-    app_locks(app, refresh=True)
+    document = (ROOT / "docs/monitoring.md").read_text(encoding="utf-8")
     names = {"app": app}
-    for block in re.findall(r"```python\n(.*?)```", DOCUMENT, re.S):
+    for block in re.findall(r"```python\n(.*?)```", document, re.S):
         exec(block, names)
     names["prometheus"].instrument(app)  # twice
     make_task(app).apply((label,))
@@ -288,17 +282,3 @@ def test_the_documents_examples_run(app, label, redis_server, monkeypatch):
     )
     told = json.loads(names["JsonLines"]().format(record))
     assert told == {"level": "INFO", "message": "x", "redislock_key": "k"}
-
-
-def test_every_metric_event_and_field_is_documented():
-    registry = CollectorRegistry()
-    prometheus._recorder(registry)
-    made = {
-        family.name + ("_total" if family.type == "counter" else "")
-        for family in (*registry.collect(), *prometheus.Collector(None).describe())
-    }
-    assert made == set(re.findall(r"^\| `(redislock_\w+)` \| (?:`task`|\| )", DOCUMENT, re.M))
-    assert all(f"`{name}`" in DOCUMENT for name in FIELDS)
-    assert all(f"`redislock.{metric.name}`" in DOCUMENT for metric in METRICS)
-    kinds = {each.event for each in Outcome if each.event}
-    assert kinds == set(re.findall(r"^\| `task-lock-(\w+)`", DOCUMENT, re.M))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 from pathlib import Path
@@ -66,7 +67,7 @@ def start(start_worker, queue, newer_release):
 
 
 @pytest.fixture
-def send(sender, queue, journal):
+def send(sender, queue):
     """Sends a task as the release of the worker does that has this queue. Returns its result."""
 
     def send(name, label, how=0.1):
@@ -111,49 +112,55 @@ def test_beside_a_newer_release_every_task_ends_as_its_policy_says(start, send, 
     assert not told_by(newer)
 
 
-@pytest.mark.parametrize("name", ["queue", "queued"])
-def test_a_message_that_only_a_newer_release_reads_waits_for_it(
-    start, sender, journal, label, queue, name
-):
+def test_messages_that_only_a_newer_release_reads_wait_for_it(start, sender, journal, label, queue):
     older = start("older")
     header = {"v": 3, "kept": ["1|x", "y"], "of_tomorrow": [1]}
     options = {"queue": queue, "headers": {"redislock": header, "mine": "kept"}, "priority": 3}
-    results = [sender.send_task(name, (f"{label}{n}",), retries=1, **options) for n in range(3)]
+    sent = {
+        f"{label}-{name}{n}": sender.send_task(name, (f"{label}-{name}{n}",), retries=1, **options)
+        for name in ("queue", "queued")
+        for n in range(3)
+    }
     back = "goes back to its queue"
-    eventually(lambda: older.log().count(back) > 6, "each went back more than once")
-    assert {each.state for each in results} == {"PENDING"}
+    eventually(lambda: older.log().count(back) > 12, "each went back more than once")
+    assert {each.state for each in sent.values()} == {"PENDING"}
     processes = {line.partition(": WARNING/")[2].partition("]")[0] for line in told_by(older)}
     assert 1 <= len(told_by(older)) == len(processes), "each process says it once"
+
     start("newer")
-    assert [each.get(timeout=60) for each in results] == [f"{label}{n}" for n in range(3)]
-    assert all(journal.read(f"{label}{n}", "start")[0].retries == 1 for n in range(3))
+
+    for own, result in sent.items():
+        assert result.get(timeout=60) == own
+        assert [each.retries for each in journal.read(own, "start")] == [1]
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("name", ["queue", "coalesce_result", "debounce", "replace"])
-def test_an_entry_that_only_a_newer_release_reads_stays_in_the_room(
-    start, send, conf, label, journal, name
+def test_entries_that_only_a_newer_release_reads_stay_in_the_room(
+    start, send, conf, label, journal
 ):
-    newer = start("newer")
-    with RedisLock(conf["redislock_url"], f"{name}:{label}", ttl=60) as lock:
-        waits = [send(name, label) for _ in range(3)]
-        met = re.compile(
-            r"\[([\w-]+)\] (?:queued|coalesced|debounced|replacing|replaced|is debounced)"
-        )
-        eventually(lambda: {each.id for each in waits} <= {*met.findall(newer.log())}, "parked")
-        if name != "queue":
-            # Two are replaced; their messages must not be with the worker that is killed.
-            eventually(lambda: sum(each.ready() for each in waits) == 2, "the others have ended")
+    newer, waits = start("newer"), {}
+    met = r"\[([\w-]+)\] (?:queued|coalesced|debounced|replacing|replaced|is debounced)"
+    with contextlib.ExitStack() as locks:
+        for name in ("queue", "coalesce_result", "debounce", "replace"):
+            locks.enter_context(RedisLock(conf["redislock_url"], f"{name}:{label}", ttl=60))
+            waits[name] = [send(name, label) for _ in range(3)]
+        every = [each for these in waits.values() for each in these]
+        eventually(lambda: {each.id for each in every} <= {*re.findall(met, newer.log())}, "parked")
+        # Two are replaced; their messages must not be with the worker that is killed.
+        for name in waits.keys() - {"queue"}:
+            eventually(lambda n=name: sum(each.ready() for each in waits[n]) == 2, "two have ended")
         newer.kill()
         older = start("older")
-        lock.release()
-    never(lambda: any(each.state == "FAILURE" for each in waits), "one fails", 6)
+    never(lambda: any(each.state == "FAILURE" for each in every), "one fails", 6)
     assert journal.count(label, "start") == 0
     assert told_by(older)
+
     start("newer")
-    eventually(lambda: all(each.ready() for each in waits), "they have ended", 90)
-    results = [each.result for each in waits]
-    assert results.count(label) == (3 if name == "queue" else 1), results
+
+    eventually(lambda: all(each.ready() for each in every), "they have ended", 90)
+    for name, these in waits.items():
+        results = [each.result for each in these]
+        assert results.count(label) == (3 if name == "queue" else 1), (name, results)
 
 
 def test_what_meets_a_lock_of_a_newer_release_is_not_skipped(

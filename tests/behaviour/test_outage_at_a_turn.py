@@ -1,4 +1,4 @@
-"""A parked task has its turn while a worker cannot reach the lock server, or the broker."""
+"""Tasks wait in a room while a worker cannot reach the lock server, or the broker."""
 
 from __future__ import annotations
 
@@ -6,98 +6,107 @@ import os
 import signal
 
 import pytest
+from celery.exceptions import WorkerLostError
 
 from celery_redislock import LockUnavailable
-from celery_redislock.servers.scripts import sha_of, text_of
 from tests.behaviour.looking import starts
 from tests.support.servers import Proxy
 from tests.support.waiting import eventually, never
 from tests.support.workers import make_app
 
+#: Each task, and how often it runs if its turn comes while its worker cannot reach the locks.
+RUNS = {"runs_unlocked": 1, "raises_unlocked": 0}
+#: In a request that parks a task, and in no other: its message.
+MESSAGE = b'"content_type"'
+
 
 @pytest.fixture
-def turn_comes(start_house, sender, own_redis, journal, tasks, room, label, queue, hold):
-    """Lets a parked task have its turn at a worker that is cut off from the locks meanwhile.
+def elsewhere(start_house, queue):
+    """The queue of a worker that reaches the locks all the time."""
+    start_house(queues=f"{queue}-elsewhere", concurrency=4)
+    return f"{queue}-elsewhere"
 
-    The holder and who passes on the turn are on a worker that reaches them all the time.
-    """
-    elsewhere = f"{queue}-holder"
+
+@pytest.fixture
+def way(own_redis):
+    """The way to the locks of the worker that consumes the test's own queue."""
     with Proxy(own_redis.port) as way:
-
-        def turn_comes(name, has_had_it):
-            start_house(queues=elsewhere)
-            worker = start_house(concurrency=1, conf={"redislock_url": f"{way.url}/0"})
-            holder = hold(name, queue=elsewhere)
-            result = sender.send_task(name, [label, 0.1], queue=queue)
-            here = room(tasks[name], label)
-            eventually(lambda: here.ids() == [result.id], "it waits")
-            eventually(lambda: f"[{result.id}] queued" in worker.log(), "its worker has heard so")
-            way.cut_off()
-            journal.let_go(holder.id)
-            eventually(lambda: has_had_it(result), "its turn came while the locks were away")
-            way.reconnect()
-            return result, here
-
-        yield turn_comes
+        yield way
 
 
-def test_what_ran_without_its_lock_in_an_outage_has_had_its_turn(turn_comes, journal, label):
-    result, here = turn_comes("runs_unlocked", lambda result: result.ready())
-    assert result.get() == label
-    never(lambda: starts(journal, label, result.id) > 1, "it ran again", 20)
-    eventually(here.is_empty, "the room is empty", 40)
-    assert starts(journal, label, result.id) == 1
+@pytest.fixture
+def worker(start_house, way):
+    return start_house(concurrency=1, conf={"redislock_url": f"{way.url}/0"})
 
 
-def test_what_failed_for_an_outage_at_its_turn_does_not_run_later(turn_comes, journal, label):
-    result, here = turn_comes("raises_unlocked", lambda result: result.ready())
-    with pytest.raises(LockUnavailable):
-        result.get()
-    never(lambda: starts(journal, label, result.id), "it ran after it had failed", 20)
-    eventually(here.is_empty, "the room is empty", 40)
-    assert result.state == "FAILURE"
-    assert starts(journal, label, result.id) == 0
-
-
-@pytest.mark.parametrize(("name", "runs"), [("runs_unlocked", 1), ("raises_unlocked", 0)])
-def test_what_was_parked_without_an_answer_ends_once(
-    start_house, sender, own_redis, journal, tasks, room, label, queue, hold, name, runs
+def test_a_turn_that_came_in_an_outage_is_not_taken_again(
+    elsewhere, worker, way, sender, journal, tasks, room, label, queue, hold
 ):
-    elsewhere = f"{queue}-holder"
-    with Proxy(own_redis.port) as way:
-        start_house(queues=elsewhere)
-        start_house(concurrency=1, conf={"redislock_url": f"{way.url}/0"})
-        holder = hold(name, queue=elsewhere)
-        with own_redis.client() as to_load:  # else it would be sent as a text
-            to_load.script_load(text_of("park"))
-        way.lose_replies(to=sha_of("park").encode())
-        result = sender.send_task(name, [label, 0.1], queue=queue)
-        eventually(result.ready, "it has ended")
-        assert way.lost
-        way.heal()
-        here = room(tasks[name], label)
-        eventually(here.is_empty, "it does not wait")
+    """The holders, and who passes on the turns, are on a worker that reaches the locks."""
+    holders = [hold(name, queue=elsewhere) for name in RUNS]
+    sent = {name: sender.send_task(name, [label, 0.1], queue=queue) for name in RUNS}
+    rooms = {name: room(tasks[name], label) for name in RUNS}
+    for name, result in sent.items():
+        eventually(lambda n=name, r=result: rooms[n].ids() == [r.id], "it waits")
+        eventually(lambda r=result: f"[{r.id}] queued" in worker.log(), "its worker has heard so")
+    way.cut_off()
+    for holder in holders:
+        journal.let_go(holder.id)
+    eventually(lambda: all(each.ready() for each in sent.values()), "they had their turns")
+    way.reconnect()
+
+    assert sent["runs_unlocked"].get() == label, "it ran without its lock"
+    with pytest.raises(LockUnavailable):
+        sent["raises_unlocked"].get()
+
+    def have_run():
+        return {name: starts(journal, label, each.id) for name, each in sent.items()}
+
+    never(lambda: have_run() != RUNS, "one ran later", 20)
+    eventually(lambda: all(here.is_empty() for here in rooms.values()), "the rooms are empty")
+    assert have_run() == RUNS
+    assert sent["raises_unlocked"].state == "FAILURE"
+
+
+def test_what_was_parked_without_an_answer_ends_once(
+    elsewhere, worker, way, sender, journal, tasks, room, label, queue, hold
+):
+    holders = [hold(name, queue=elsewhere) for name in ("job", *RUNS)]
+    # Once a script is known to the server, it is called by its name: what is lost is an answer.
+    known = sender.send_task("job", [label, 0.0], queue=elsewhere)
+    eventually(lambda: room(tasks["job"], label).ids() == [known.id], "it waits")
+    way.lose_replies(to=MESSAGE)
+    sent = {name: sender.send_task(name, [label, 0.1], queue=queue) for name in RUNS}
+    eventually(lambda: all(each.ready() for each in sent.values()), "both have ended")
+    assert way.lost
+    way.heal()
+    for name in RUNS:
+        eventually(room(tasks[name], label).is_empty, "it does not wait")
+    for holder in holders:
         journal.let_go(holder.id)
         holder.get(timeout=20)
-        after = sender.send_task(name, [label, 0.1], queue=queue)
-        after.get(timeout=30)
-        never(lambda: starts(journal, label, result.id) > runs, "it ran from the room", 3)
-    assert result.state == ("SUCCESS" if runs else "FAILURE")
+    for name in RUNS:
+        assert sender.send_task(name, [label, 0.1], queue=queue).get(timeout=30) == label
+
+    never(lambda: starts(journal, label, sent["raises_unlocked"].id), "it ran from the room", 3)
+    assert starts(journal, label, sent["runs_unlocked"].id) == 1
+    states = {name: each.state for name, each in sent.items()}
+    assert states == {"runs_unlocked": "SUCCESS", "raises_unlocked": "FAILURE"}
 
 
 def test_the_lock_of_a_dead_child_does_not_wait_for_a_broker_that_hangs(
     start_house, own_redis, conf, journal, tasks, room, label, queue
 ):
     broker_url = f"{own_redis.url}/1"
-    one, two, job = f"{label}-1", f"{label}-2", tasks["job"]
+    one, two, job = f"{label}-1", f"{label}-2", tasks["long_job"]
     with Proxy(own_redis.port) as way, make_app({**conf, "broker_url": broker_url}) as app:
         start_house(concurrency=3, conf={"broker_url": way.in_front_of(broker_url)})
-        holders = [app.send_task("job", [name, "stand"], queue=queue) for name in (one, two)]
+        holders = [app.send_task("long_job", [name, "stand"], queue=queue) for name in (one, two)]
         runs = [
-            eventually(lambda name=name: journal.read(name, "start"), "it runs")[0]
-            for name in (one, two)
+            journal.await_start(name, holder.id)
+            for name, holder in zip((one, two), holders, strict=True)
         ]
-        waiting = app.send_task("job", [one, 0.1], queue=queue)
+        waiting = app.send_task("long_job", [one, 0.1], queue=queue)
         here = room(job, one)
         eventually(lambda: here.ids() == [waiting.id], "it waits")
         way.to_server.block()
@@ -108,7 +117,7 @@ def test_the_lock_of_a_dead_child_does_not_wait_for_a_broker_that_hangs(
             "the first lock is free, and whoever waits for it is being published",
         )
         os.kill(runs[1].pid, signal.SIGKILL)
-        eventually(lambda: job.lock_holder(two) is None, "it is free, long before its ttl", 3)
+        eventually(lambda: job.lock_holder(two) is None, "its ttl is a minute", 30)
         way.to_server.unblock()
         assert waiting.get(timeout=30) == one
 
@@ -130,3 +139,49 @@ def test_a_result_does_not_wait_for_a_broker_that_does_not_answer(
         assert first.get(timeout=20) == label
         way.to_server.unblock()
         assert second.get(timeout=30) == label
+
+
+def test_what_may_have_been_parked_is_a_copy_from_then_on(
+    start_worker, way, sender, queue, journal, label
+):
+    """The lock server executes what it cannot answer: the task is in the room, and is deferred."""
+    conf = {"redislock_url": f"{way.url}/0"}
+    worker = start_worker(queues=queue, concurrency=2, conf=conf)
+
+    def send(seconds):
+        return sender.send_task("queued_named", [label, seconds], queue=queue)
+
+    first = send(3.0)
+    journal.await_start(label, first.id)
+    second = send(0.1)
+    eventually(lambda: f"[{second.id}] queued" in worker.log(), "its script is known from now on")
+    way.lose_replies(to=MESSAGE)
+    third = send(0.1)
+    eventually(lambda: "is deferred for" in worker.log(), "its parking is not answered")
+    way.heal()
+
+    assert all(each.get(timeout=30) for each in (first, second, third))
+
+    copy_met = (f"[{third.id}] already done", f"[{third.id}] queued")
+    eventually(lambda: any(said in worker.log() for said in copy_met), "both of it have come")
+    ran = [entry.task_id for entry in journal.read(label, "start")]
+    assert ran == [first.id, second.id, third.id]
+
+
+def test_a_worker_is_not_held_up_by_each_dead_child_while_the_lock_server_hangs(
+    start_worker, sender, own_redis, journal, label, queue
+):
+    worker = start_worker(queues=queue, concurrency=4, conf={"redislock_url": own_redis.url})
+    labels = [f"{label}-{number}" for number in range(4)]
+    results = [sender.send_task("queued_long", [each, 60.0], queue=queue) for each in labels]
+    pids = [
+        journal.await_start(each, result.id).pid
+        for each, result in zip(labels, results, strict=True)
+    ]
+    own_redis.stop()
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    for result in results:
+        with pytest.raises(WorkerLostError):
+            result.get(timeout=60)
+    assert worker.log().count("cannot find out whether") == 1, "its main loop waits for each answer"

@@ -6,32 +6,32 @@ import pytest
 
 from celery_redislock import LockConflict, TaskSkipped
 from tests.support.clusters import url_of_quorum
-from tests.support.waiting import eventually
+
+QUEUE = "quorum"
 
 
-@pytest.mark.parametrize("policy", ["skip", "refuse", "defer", "wait"])
 def test_each_policy_keeps_its_word_while_a_server_dies(
-    three_servers, start_worker, sender, queue, journal, label, policy
+    three_servers, start_worker, send, journal, label
 ):
-    start_worker(
-        queues=queue,
-        concurrency=3,
-        app="tests.behaviour.apps.majority",
-        conf={"redislock_url": url_of_quorum(three_servers)},
-    )
+    conf = {"redislock_url": url_of_quorum(three_servers)}
+    start_worker(queues=QUEUE, concurrency=8, app="tests.behaviour.apps.majority", conf=conf)
+    policies = ("skip", "refuse", "defer", "wait")
 
-    def send(seconds: float):
-        return sender.send_task(f"majority.{policy}", (label, seconds), queue=queue)
+    def run(policy: str, seconds: float):
+        return send(f"majority.{policy}", f"{label}-{policy}", seconds)
 
-    first = send(3.0)
-    eventually(lambda: journal.count(label, "start") == 1, "the holder runs")
+    first = {policy: run(policy, 5.0) for policy in policies}
+    for policy, holder in first.items():
+        journal.await_start(f"{label}-{policy}", holder.id)
     three_servers[0].kill()
-    second = send(0.0)
-    if policy in ("skip", "refuse"):
-        with pytest.raises(TaskSkipped if policy == "skip" else LockConflict):
-            second.get(timeout=20)
-        assert first.get(timeout=20)
-        second = send(0.0)
-    assert second.get(timeout=30) > first.get(timeout=30), "the fence is higher"
-    assert journal.count(label, "start") == 2
-    assert journal.overlaps(label) == []
+    second = {policy: run(policy, 0.0) for policy in policies}
+    for policy, error in (("skip", TaskSkipped), ("refuse", LockConflict)):
+        with pytest.raises(error):
+            second[policy].get(timeout=20)
+        assert first[policy].get(timeout=20)
+        second[policy] = run(policy, 0.0)
+    for policy in policies:
+        fences = [results[policy].get(timeout=30) for results in (first, second)]
+        assert fences == sorted(set(fences)), "the fence is higher"
+        assert journal.count(f"{label}-{policy}", "start") == 2
+        assert journal.overlaps(f"{label}-{policy}") == []

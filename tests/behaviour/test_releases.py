@@ -1,4 +1,4 @@
-"""A new release changes a task while messages of the old one wait in its room."""
+"""A new release changes tasks while messages of the old one wait in their rooms."""
 
 from __future__ import annotations
 
@@ -13,38 +13,81 @@ from tests.behaviour.apps.releases import release
 from tests.behaviour.looking import Room, listed, redislock, starts, untaken
 from tests.support.waiting import eventually, never
 
-ONE = "tests.behaviour.apps.release_one"
-TWO = "tests.behaviour.apps.release_two"
+APP = "tests.behaviour.apps.releases"
+#: Changes after which what waits runs, or ends, in the new release.
+END = ("lock_key", "date", "base", "alias", "signature")
+
+
+class Waiting:
+    """Two tasks of each change that wait in the room of the old release, whose worker ends.
+
+    Args:
+        way: warm: the old worker publishes the first of them when the holder has ended. killed:
+            nobody does, and the holder's lock lapses.
+    """
+
+    def __init__(self, way, changes, start, app, sender, client, journal, queue, label):
+        self.changes, self.labels = changes, {change: f"{label}-{change}" for change in changes}
+        self.rooms = {
+            change: Room(client, app.tasks[change].lock_key_for(own))
+            for change, own in self.labels.items()
+        }
+        old = start(1, queues=queue, concurrency=len(changes) + 1)
+        # It is there before the old one ends: what were published twice until it is, a release
+        # without locks would run twice.
+        self.new = start(2, queues=f"{queue}-none", concurrency=2)
+        send = lambda change, how: sender.send_task(change, [self.labels[change], how], queue=queue)  # noqa: E731
+        holders = [send(change, "stand") for change in changes]
+        began = [
+            journal.await_start(self.labels[change], holder.id)
+            for change, holder in zip(changes, holders, strict=True)
+        ]
+        self.results = {change: [] for change in changes}
+        for change, results in self.results.items():
+            for number in (1, 2):
+                results.append(send(change, 0.1))
+                eventually(lambda c=change, n=number: len(self.rooms[c].ids()) == n, "it waits")
+        if way == "warm":
+            old.signal(signal.SIGTERM)
+            eventually(lambda: "Warm shutdown" in old.log(), "it ends")
+        else:
+            old.kill()
+            for entry in began:
+                journal.killed(entry)
+        consume = {"destination": [self.new.node], "reply": True, "timeout": 2.0}
+        eventually(lambda: sender.control.add_consumer(queue, **consume), "the new one consumes")
+        for holder in holders:
+            journal.let_go(holder.id)
+        if way == "warm":
+            old.wait(60)
+
+    def have_ended(self):
+        return all(each.ready() for results in self.results.values() for each in results)
+
+
+@pytest.fixture
+def start(start_worker, lock_conf):
+    """Starts a worker of a release."""
+
+    def start(number, conf=None, **options):
+        settings = {**lock_conf, **(conf or {}), "test_release": number}
+        return start_worker(app=APP, conf=settings, **options)
+
+    return start
 
 
 @pytest.fixture(params=["warm", "killed"])
-def waiting(request, start_worker, sender, conf, lock_conf, lock_client, journal, label, queue):
-    """Leaves two tasks in the room of the old release, whose worker ends.
+def waiting(request, start, sender, conf, lock_conf, lock_client, journal, queue, label):
+    """See `Waiting`."""
 
-    Warm: it publishes the first of them when the holder has ended. Killed: nobody does, and the
-    holder's lock lapses.
-    """
+    def waiting(*changes, conf_of_new=None):
+        def start_it(number, **options):
+            return start(number, conf=conf_of_new if number == 2 else None, **options)
 
-    def waiting(change):
-        settings = {**lock_conf, "test_change": change}
-        old = start_worker(app=ONE, conf=settings, queues=queue)
-        with release(1, change, {**conf, **lock_conf}) as app:
-            room = Room(lock_client, app.tasks["job"].lock_key_for(label))
-        holder = sender.send_task("job", [label, "stand"], queue=queue)
-        eventually(lambda: starts(journal, label, holder.id), "the holder runs")
-        results = []
-        for number in (1, 2):
-            results.append(sender.send_task("job", [label, 0.1], queue=queue))
-            eventually(lambda number=number: len(room.ids()) == number, "it waits")
-        if request.param == "warm":
-            old.signal(signal.SIGTERM)
-            eventually(lambda: "Warm shutdown" in old.log(), "it ends")
-            journal.let_go(holder.id)
-            old.wait(60)
-        else:
-            old.kill()
-            journal.killed(journal.read(label, "start")[0])
-        return start_worker(app=TWO, conf=settings, queues=queue), results, room
+        with release(1, {**conf, **lock_conf}) as app:
+            return Waiting(
+                request.param, changes, start_it, app, sender, lock_client, journal, queue, label
+            )
 
     return waiting
 
@@ -52,89 +95,92 @@ def waiting(request, start_worker, sender, conf, lock_conf, lock_client, journal
 # The longest first: pytest-xdist gives whoever has two tests left its next file.
 @pytest.mark.timeout(240)
 def test_what_waits_under_a_name_that_nobody_knows_is_said_and_runs_if_all_know_it_again(
-    waiting, start_worker, sender, conf, lock_conf, journal, label, queue
+    waiting, start, sender, conf, lock_conf, journal, queue
 ):
-    new, results, room = waiting("name")
-    settings = {**conf, **lock_conf, "test_change": "name"}
+    waits = waiting("name")
+    new, results, label = waits.new, waits.results["name"], waits.labels["name"]
 
     def is_said(each):
         return each.ready() or untaken(new.log(), each.id)
 
     eventually(lambda: all(map(is_said, results)), "both have ended, or it is said", 120)
-    fresh = sender.send_task("renamed_job", [label, 0.1], queue=queue)
-    assert fresh.get(timeout=15) == label, "they do not block it"
-    waits = [each for each in results if not each.ready()]
+    fresh = sender.send_task("new_name", [label, 0.1], queue=queue)
+    assert fresh.get(timeout=30) == label, "they do not block it"
+    left = [each for each in results if not each.ready()]
     for each in results:
-        assert each in waits or isinstance(each.result, NotRegistered), each.result
+        assert each in left or isinstance(each.result, NotRegistered), each.result
         assert starts(journal, label, each.id) == 0
-    for each in waits:
-        assert (
-            f"no worker has taken job[{each.id}], which waits for" in untaken(new.log(), each.id)[0]
-        )
-        assert "this worker does not know the task" in untaken(new.log(), each.id)[0]
-    assert sorted(room.ids()) == sorted(each.id for each in waits)
-    rows = listed(TWO, settings)
-    (row,) = [row for row in rows if label in row["key"] and row["waiting"]] if waits else [{}]
-    assert row.get("untaken", 0) == len(waits)
+    for each in left:
+        line = untaken(new.log(), each.id)[0]
+        assert f"no worker has taken name[{each.id}], which waits for" in line
+        assert "this worker does not know the task" in line
+    assert sorted(waits.rooms["name"].ids()) == sorted(each.id for each in left)
+    rows = listed(APP, {**conf, **lock_conf, "test_release": 2})
+    (row,) = [row for row in rows if label in row["key"] and row["waiting"]] if left else [{}]
+    assert row.get("untaken", 0) == len(left)
+
     new.signal(signal.SIGTERM)
-    start_worker(app=TWO, conf={**lock_conf, "test_change": "alias"}, queues=queue)
-    eventually(lambda: all(each.state == "SUCCESS" for each in waits), "they have run", 60)
-    eventually(room.is_empty, "the room is empty", 60)
+    new.wait()  # until then it takes messages, and discards these
+    start(3, queues=queue)
+
+    eventually(lambda: all(each.state == "SUCCESS" for each in left), "they have run", 90)
+    eventually(waits.rooms["name"].is_empty, "the room is empty")
 
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("waiting", ["killed"], indirect=True)
 def test_what_is_said_of_a_task_that_no_worker_knows_is_so_behind_a_living_holder(
-    waiting, sender, conf, lock_conf, journal, label, queue
+    waiting, sender, conf, lock_conf, journal, queue
 ):
-    new, results, _ = waiting("name")
-    settings = {**conf, **lock_conf, "test_change": "name"}
-    holder = sender.send_task("renamed_job", [label, 200.0], queue=queue)
-    eventually(lambda: starts(journal, label, holder.id), "they do not block it")
+    waits, settings = waiting("name"), {**conf, **lock_conf, "test_release": 2}
+    new, results, label = waits.new, waits.results["name"], waits.labels["name"]
+    holder = sender.send_task("new_name", [label, 200.0], queue=queue)
+    journal.await_start(label, holder.id)
     began = time.monotonic()
-    eventually(lambda: all(untaken(new.log(), each.id) for each in results), "it is said", 90)
+    eventually(lambda: all(untaken(new.log(), each.id) for each in results), "it is said", 120)
     for each in results:
         lines = untaken(new.log(), each.id)
         ages = [int(re.search(r"for (\d+) s since it came", line)[1]) for line in lines]
         assert len(set(ages)) == len(ages), "it is said once, not twice in a row"
         assert ages[0] < time.monotonic() - began + 60
         assert not any("published" in line for line in lines), "nobody has published it"
-    (row,) = [row for row in listed(TWO, settings) if label in row["key"]]
+    (row,) = [row for row in listed(APP, settings) if label in row["key"]]
     assert (row["state"], row["untaken"]) == ("held", len(results))
-    shown = redislock(TWO, settings, "show", row["key"]).stdout
+    shown = redislock(APP, settings, "show", row["key"]).stdout
     assert "published again" not in shown
     assert "can publish 2" in " ".join(shown.split())
-    assert "published" not in redislock(TWO, settings, "doctor").stdout
+    assert "published" not in redislock(APP, settings, "doctor").stdout
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("change", ["lock_key", "date", "base", "disabled", "alias"])
-def test_what_waits_runs_once_in_a_release_with_another_key_or_without_a_lock(
-    waiting, sender, journal, label, queue, change
+@pytest.mark.parametrize("enabled", [True, False], ids=["enabled", "disabled"])
+def test_what_waits_ends_once_in_a_release_with_another_key_or_without_a_lock(
+    waiting, sender, journal, queue, enabled
 ):
-    _, results, room = waiting(change)
-    eventually(lambda: all(each.ready() for each in results), "both have run", 60)
-    assert [each.state for each in results] == ["SUCCESS", "SUCCESS"]
-    eventually(room.is_empty, "the room is empty", 60)
-    fresh = sender.send_task("job", [label, 0.1], queue=queue)
-    assert fresh.get(timeout=15) == label
-    again = lambda: any(starts(journal, label, each.id) > 1 for each in results)  # noqa: E731
-    never(again, "one of them ran again", 6)
-    if change in ("lock_key", "date", "alias"):
-        assert journal.overlaps(label) == []
+    waits = waiting(*END, conf_of_new={"redislock_enabled": enabled})
 
+    eventually(waits.have_ended, "all have ended", 90)
 
-@pytest.mark.timeout(240)
-def test_what_waits_with_arguments_that_do_not_bind_any_more_ends_with_its_error(
-    waiting, sender, journal, label, queue
-):
-    _, results, room = waiting("signature")
-    eventually(lambda: all(each.ready() for each in results), "both have ended", 60)
-    for each in results:
-        with pytest.raises(TypeError):
-            each.get(timeout=1)
-        assert each.state == "FAILURE"
-    eventually(room.is_empty, "the room is empty", 60)
-    fresh = sender.send_task("job", [label, 0.1, 5], queue=queue)
-    assert fresh.get(timeout=15) == label
-    assert not any(starts(journal, label, each.id) for each in results)
+    for change, results in waits.results.items():
+        label = waits.labels[change]
+        eventually(waits.rooms[change].is_empty, "the room is empty")
+        account = [5] if change == "signature" else []
+        fresh = sender.send_task(change, [label, 0.1, *account], queue=queue)
+        assert fresh.get(timeout=30) == label
+        for each in results:
+            if change != "signature":
+                assert each.get() == label
+                continue
+            assert each.state == "FAILURE"
+            assert isinstance(each.result, TypeError), "its arguments do not bind any more"
+
+    def have_run():
+        return {
+            change: [starts(journal, waits.labels[change], each.id) for each in results]
+            for change, results in waits.results.items()
+        }
+
+    expected = {change: [0, 0] if change == "signature" else [1, 1] for change in END}
+    never(lambda: have_run() != expected, "one ran again", 6)
+    for change in ("lock_key", "date", "alias") if enabled else ():
+        assert journal.overlaps(waits.labels[change]) == []

@@ -9,21 +9,23 @@ import pytest
 from celery import chain, chord
 
 from celery_redislock import Coalesce, ConfigError, Defer, Replace, SingletonTask
-from tests.support.sending import define, make_sender
+from tests.support.sending import app, define
 from tests.support.waiting import eventually, never
-from tests.support.workers import make_app
+from tests.support.workers import make_app as make_connected_app
+
+__all__ = ["app"]  # a fixture
 
 QUEUE = "replaced-with-a-result"
 REPLACED = ["replaced"]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def worker(start_module_worker):
     return start_module_worker(queues=QUEUE, concurrency=4)
 
 
 @pytest.fixture
-def sig(worker, sender):
+def sig(sender):
     def sig(name, *args, **kwargs):
         return sender.signature(name, args=args, kwargs=kwargs).set(queue=QUEUE)
 
@@ -92,28 +94,26 @@ def test_a_run_that_is_replaced_ends_with_it_and_its_chain_goes_on_once(
     never(lambda: len(heard()) > 1 or journal.count(label, "start") > 2, "anything again", 3)
 
 
-@pytest.mark.parametrize("name", ["coalesced_uuid", "replaced_uuid"])
 def test_a_result_that_the_brokers_headers_cannot_carry_is_one_all_the_same(
-    start_worker, rabbitmq, conf, queue, label, journal, name
+    start_worker, rabbitmq, conf, queue, label, journal
 ):
     """Nor does it keep the newest call from its message, which waited in the room too."""
     conf = {**conf, "broker_url": rabbitmq.url}
-    start_worker(conf=conf, queues=queue, concurrency=3)
-    app = make_app({k: v for k, v in conf.items() if not k.startswith("test_")})
-    sends = partial(app.send_task, name, queue=queue)
-    holder = sends((label, 60 if name == "replaced_uuid" else 3))
-    journal.await_start(label, holder.id)
-    older, newest = (sends((label, 0.1)) for _ in range(2))
-    assert newest.get(timeout=30)[0] == label
-    replaced = older if name == "coalesced_uuid" else holder
-    assert replaced.get(timeout=30) == UUID(int=42)
-    app.close()
+    start_worker(conf=conf, queues=queue, concurrency=5)
+    with make_connected_app(conf) as app:
+        for name, seconds in (("coalesced_uuid", 3), ("replaced_uuid", 60)):
+            own, sends = f"{label}-{name}", partial(app.send_task, name, queue=queue)
+            holder = sends((own, seconds))
+            journal.await_start(own, holder.id)
+            older, newest = (sends((own, 0.1)) for _ in range(2))
+            assert newest.get(timeout=30)[0] == own
+            replaced = older if name == "coalesced_uuid" else holder
+            assert replaced.get(timeout=30) == UUID(int=42)
 
 
 def test_a_message_in_the_queue_that_lost_its_reservation_to_a_newer_one_ends_with_it(
-    conf, worker, journal, label
+    app, journal, label
 ):
-    app = make_sender(conf)
     options = {"lock_scope": "queued+running", "on_queued_conflict": "publish"}
     task = define(app, "replaced_result", **options)
     first = task.apply_async((label, 0.1), queue=QUEUE, countdown=3)
@@ -121,19 +121,19 @@ def test_a_message_in_the_queue_that_lost_its_reservation_to_a_newer_one_ends_wi
     assert second.get(timeout=20)[0] == label
     assert first.get(timeout=20) == REPLACED
     assert journal.count(label, "start") == 1
-    app.close()
 
 
 @pytest.mark.parametrize("policy", [Coalesce(result="x"), Replace(result="x")], ids=repr)
-def test_an_eager_duplicate_cannot_wait_and_ends_with_it(conf, label, policy):
-    app = make_sender(conf, task_always_eager=True, redislock_eager=True)
+def test_an_eager_duplicate_cannot_wait_and_ends_with_it(make_app, conf, label, policy):
+    app = make_app(
+        redislock_url=conf["redislock_url"], task_always_eager=True, redislock_eager=True
+    )
 
     @app.task(base=SingletonTask, lock_key=["label"], on_conflict=policy, shared=False)
     def outer(label, again=True):
         return outer.delay(label, False).result if again else "ran"
 
     assert outer.delay(label).result == "x"
-    app.close()
 
 
 @pytest.mark.parametrize(

@@ -1,39 +1,10 @@
-"""Least privilege: what docs/operations.md grants is enough, and nothing of it is too much."""
+"""Least privilege: what docs/operations.md grants is enough."""
 
 from __future__ import annotations
 
-import re
-
-from celery_redislock.ops.doctor.rights import COMMANDS, EXTRA
-from celery_redislock.servers import hash_slots
-from tests.support.looking import ROOT, make_app, run, take
-from tests.support.rights import acl_lines, as_user, cluster_rights, denials, grant
+from tests.support.looking import make_app, run
+from tests.support.rights import as_user, denials, grant
 from tests.support.waiting import eventually
-
-SOURCES = ROOT / "celery_redislock"
-
-
-def granted(user):
-    return {word[1:] for word in acl_lines()[user] if word.startswith("+")}
-
-
-def test_the_line_of_workers_has_exactly_the_commands_that_the_sources_use():
-    scripts = "".join(path.read_text() for path in SOURCES.glob("scripts/*.lua"))
-    used = set(re.findall(r"redis\.p?call\((?:in_front == '1' and )?'([A-Z]+)'", scripts))
-    used |= set(re.findall(r"'LPUSH' or '([A-Z]+)'", scripts))
-    # What only people look at, in `looking`, is not what workers need.
-    servers = (f"servers/{name}" for name in ("scripts", "talk", "restarts"))
-    for name in (*servers, "protocol/calls", "protocol/rooms"):
-        used |= set(re.findall(r'"([A-Z]{3,})"', (SOURCES / f"{name}.py").read_text()))
-    used = {name.lower() for name in used} | {"select"}
-    used -= {"wrongtype", "readonly", "busy", "extended", "retaken", "withscores"}
-    used -= {"moved", "ask", "tryagain", "masterdown", "clusterdown", "sentinel"}  # in replies
-    used -= {"cluster", "slots"}  # only in a cluster, see below
-    used.remove("wait")  # only with `redislock_min_replicas`
-    assert granted("workers") == used
-    assert cluster_rights() == [f"+{'|'.join(each).lower()}" for each in hash_slots.COMMANDS]
-    assert {command.split()[0] for command in (*COMMANDS, *EXTRA)} == used
-    assert {word for word in acl_lines()["workers"] if word[0] in "~-"} == {"~redislock:*", "-@all"}
 
 
 def test_every_policy_works_with_the_rights_of_workers(
@@ -66,20 +37,28 @@ def test_every_policy_works_with_the_rights_of_workers(
             assert locks.keys("redislock:*:done:*") or locks.keys("redislock:*:fence")
 
 
+#: A task that waits.
+ENTRY = '||{"task":"sync","task_id":"x"}'
+#: A lock's value, as docs/how-it-works.md shows it.
+VALUE = '{"token":"a","v":2,"task":"sync","task_id":"one","node":"w@one","ttl_ms":60000,"fence":1}'
+
+
 def test_the_commands_need_only_the_rights_of_those_who_look(own_redis):
     with own_redis.client() as client:
-        grant(client, "watchers")
-        grant(client, "operators")
-        app = make_app(own_redis.url, "redislock")
-        made, _ = take(app, "sync", "x")
+        for user in ("watchers", "operators"):
+            grant(client, user)
+        looks, breaks = (
+            make_app(as_user(own_redis.url, user), "redislock")
+            for user in ("watchers", "operators")
+        )
+        lock = looks.tasks["sync"].lock_key_for("x")
 
-        def not_taken():
-            with own_redis.client() as admin:
-                admin.rpush(made.keys.room, "x:0.0")
-                admin.hset(made.keys.entries, "x:0.0", '||{"task":"sync","task_id":"x"}')
-                admin.zadd(made.keys.sent, {"x:0.0": 1})
+        def held_and_not_taken():
+            client.set(lock, VALUE, px=60_000)
+            client.rpush(lock.replace(":lock:", ":room:"), "x:0.0")
+            client.hset(lock.replace(":lock:", ":entries:"), "x:0.0", ENTRY)
+            client.zadd(lock.replace(":lock:", ":sent:"), {"x:0.0": 1})
 
-        looks = make_app(as_user(own_redis.url, "watchers"), "redislock")
         for command in (
             ["list"],
             ["show", "sync", "x"],
@@ -87,21 +66,22 @@ def test_the_commands_need_only_the_rights_of_those_who_look(own_redis):
             ["watch", "--times", "1"],
             ["doctor"],
         ):
-            not_taken()
+            held_and_not_taken()
             result = run(looks, *command)
-            assert "x" in result.output
+            assert "sync" in result.output
             assert result.exit_code == 0, result.output
             assert "worker takes" in result.output or command[0] == "explain"
         denied = run(looks, "break", "--force", "sync", "x")
         assert denied.exit_code == 1
         assert denied.output.startswith("Error: no rights: ")
-        breaks = make_app(as_user(own_redis.url, "operators"), "redislock")
+
         assert run(breaks, "doctor").exit_code == 0
-        done = run(breaks, "break", "--force", "--drop-waiting", "sync", "x")
-        assert done.exit_code == 0, done.output
-        for command in (["drop-waiting", "--all"], ["break", "--node", "w@*"]):
-            take(app, "sync", "x")
-            not_taken()
+        for command in (
+            ["break", "--drop-waiting", "sync", "x"],
+            ["drop-waiting", "--all"],
+            ["break", "--node", "w@*"],
+        ):
+            held_and_not_taken()
             done = run(breaks, *command, "--force")
             assert done.exit_code == 0, done.output
         assert denials(client, "operators") == []

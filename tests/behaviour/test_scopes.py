@@ -9,17 +9,11 @@ import uuid
 import pytest
 from celery import chain, chord, group
 from celery.exceptions import TimeLimitExceeded, WorkerLostError
-from celery.exceptions import TimeoutError as ResultTimeout
 
-from celery_redislock import (
-    TaskSkipped,
-)
-from celery_redislock.app.delivery import KEY, Kept
-from celery_redislock.protocol import calls
-from tests.contract.scripts.test_reservations import reservation
-from tests.support.sending import app, length, tasks
+from celery_redislock import TaskSkipped
+from tests.support.sending import app, define, ended, length, tasks
 from tests.support.waiting import eventually, never
-from tests.support.workers import is_running
+from tests.support.workers import is_running, make_app
 
 __all__ = ["app", "length", "tasks"]  # fixtures
 
@@ -48,7 +42,7 @@ def consume(worker, sender, queue):
 
 
 def test_the_lock_passes_from_the_message_to_the_run_and_stands_until_its_end(
-    tasks, label, queue, consume, client, journal
+    tasks, label, consume, journal
 ):
     first = tasks.send("unique", label, 3.0)
     consume()
@@ -64,7 +58,7 @@ def test_the_lock_passes_from_the_message_to_the_run_and_stands_until_its_end(
 
 
 def test_a_lock_of_the_queue_alone_is_free_as_soon_as_the_task_starts(
-    tasks, label, queue, consume, journal
+    tasks, label, consume, journal
 ):
     first = tasks.send("unique_queued", label, 3.0)
     assert tasks.send("unique_queued", label).id == first.id
@@ -78,7 +72,7 @@ def test_a_lock_of_the_queue_alone_is_free_as_soon_as_the_task_starts(
     assert first.get(timeout=20) == [label, 0]
 
 
-def test_a_duplicate_that_is_sent_meets_the_policy(tasks, label, queue, length, consume):
+def test_a_duplicate_that_is_sent_meets_the_policy(tasks, label, length, consume):
     first = tasks.send("unique_skip", label, 3.0)
     second = tasks.send("unique_skip", label)
     assert length() == 2
@@ -97,7 +91,7 @@ def test_a_task_that_sends_itself_is_its_own_duplicate(sender, label, queue, con
 # -- never a lock without a message -----------------------------------------------------------
 
 
-def test_a_countdown_longer_than_the_ttl_is_survived(tasks, label, queue, consume, journal, client):
+def test_a_countdown_longer_than_the_ttl_is_survived(tasks, label, consume, journal, client):
     key = tasks.unique_short.lock_key_for(label)
     consume()
     first = tasks.send("unique_short", label, 0.1, countdown=5)
@@ -107,39 +101,11 @@ def test_a_countdown_longer_than_the_ttl_is_survived(tasks, label, queue, consum
     assert journal.count(label, "start") == 1
 
 
-def test_a_revoked_message_frees_the_lock_at_once(app, tasks, label, queue, consume, journal):
-    consume()
-    first = tasks.send("unique", label, countdown=4)
-    assert tasks.unique.lock_holder(label).queued
-    first.revoke()
-    eventually(lambda: tasks.unique.lock_holder(label) is None, "the lock is free", 10)
-    assert first.state == "REVOKED"
-    assert journal.count(label, "start") == 0
-    assert tasks.send("unique", label, 0.1).get(timeout=20)
-
-
-def test_a_message_that_expired_in_the_queue_frees_the_lock(
-    tasks, label, queue, start_worker, journal
-):
-    start_worker(queues=queue, concurrency=1)
-    blocks = tasks.send("unique", f"{label}-blocks", 2.5)
-    eventually(lambda: journal.count(f"{label}-blocks", "start") == 1, "the slot is taken")
-    first = tasks.send("unique", label, expires=1)
-    eventually(lambda: tasks.unique.lock_holder(label) is None, "the lock is free", 10)
-    second = tasks.send("unique", label, 0.1)
-    assert second.get(timeout=20)
-    with pytest.raises(Exception, match="expired"):
-        first.get(timeout=5)
-    assert blocks.get(timeout=5)
-
-
 # -- retries and copies -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("countdown", [0, 1])
-def test_a_retry_gets_the_lock_without_a_gap(
-    tasks, label, queue, consume, client, journal, countdown
-):
+def test_a_retry_gets_the_lock_without_a_gap(tasks, label, consume, client, journal, countdown):
     consume()
     first = tasks.send("unique_retries", label, 2, countdown)
     key = tasks.unique_retries.lock_key_for(label)
@@ -150,9 +116,7 @@ def test_a_retry_gets_the_lock_without_a_gap(
     assert len({entry.task_id for entry in journal.read(label, "start")}) == 1
 
 
-def test_between_two_attempts_the_lock_says_who_waits_in_the_queue(
-    app, tasks, label, queue, consume, journal
-):
+def test_between_two_attempts_the_lock_says_who_waits_in_the_queue(tasks, label, consume, journal):
     consume()
     first = tasks.send("unique_retries", label, 1, 3)
     eventually(lambda: journal.count(label, "end") == 1, "its first attempt ended")
@@ -165,7 +129,7 @@ def test_between_two_attempts_the_lock_says_who_waits_in_the_queue(
 
 
 def test_a_retry_of_a_task_that_is_unique_in_the_queue_runs_all_the_same(
-    tasks, label, queue, consume, journal
+    tasks, label, consume, journal
 ):
     consume()
     first = tasks.send("unique_queued_retries", label, 1, 4)
@@ -176,7 +140,7 @@ def test_a_retry_of_a_task_that_is_unique_in_the_queue_runs_all_the_same(
     assert tasks.unique_queued_retries.lock_holder(label) is None
 
 
-def test_a_task_that_replaces_itself_keeps_the_lock(tasks, label, queue, consume, client, journal):
+def test_a_task_that_replaces_itself_keeps_the_lock(tasks, label, consume, client, journal):
     consume()
     first = tasks.send("unique_pages", label, 3)
     key = tasks.unique_pages.lock_key_for(label)
@@ -188,7 +152,7 @@ def test_a_task_that_replaces_itself_keeps_the_lock(tasks, label, queue, consume
 
 
 def test_a_message_that_is_delivered_twice_runs_once(
-    app, tasks, label, queue, consume, redis_server, journal
+    tasks, label, queue, consume, redis_server, journal
 ):
     first = tasks.send("unique_late", label, 1.0)
     with redis_server.client(db=1) as broker:
@@ -200,17 +164,7 @@ def test_a_message_that_is_delivered_twice_runs_once(
     never(lambda: journal.count(label, "start") > 1, "the copy runs", 1)
 
 
-def test_a_dead_childs_lock_is_free_at_once(tasks, label, queue, start_worker, journal):
-    start_worker(queues=queue)
-    tasks.send("unique", label, 60)
-    (run,) = eventually(lambda: journal.read(label, "start"), "it runs")
-    os.kill(run.pid, signal.SIGKILL)
-    eventually(lambda: tasks.unique.lock_holder(label) is None, "the lock is free", 5)
-
-
-def test_a_run_that_met_its_hard_time_limit_is_nobodys_original(
-    tasks, label, queue, consume, journal
-):
+def test_a_run_that_met_its_hard_time_limit_is_nobodys_original(tasks, label, consume):
     """Celery stores the result some 100 ms before the process is dead and the lock is free."""
     consume()
     for _ in range(3):
@@ -223,10 +177,10 @@ def test_a_run_that_met_its_hard_time_limit_is_nobodys_original(
 
 
 def test_a_child_that_dies_before_it_takes_its_lock_fails_its_task_and_frees_what_was_kept(
-    tasks, label, queue, start_worker, length
+    tasks, label, consume, length
 ):
     """Its own reservation is no other delivery that would go on with the task."""
-    start_worker(queues=queue)
+    consume()
     result = tasks.send("unique_killed", label)
     with pytest.raises(WorkerLostError):
         result.get(timeout=30)
@@ -234,25 +188,32 @@ def test_a_child_that_dies_before_it_takes_its_lock_fails_its_task_and_frees_wha
     assert length() == 0
 
 
-@pytest.mark.parametrize("how", ["max_tasks_per_child", "killed", "killed after a countdown"])
+@pytest.mark.parametrize("how", ["max_tasks_per_child", "killed"])
 def test_what_a_child_could_not_free_before_it_ended_is_freed_when_the_server_answers(
     tasks, label, queue, start_worker, journal, proxy, conf, how
 ):
     more = {"worker_max_tasks_per_child": 1} if how == "max_tasks_per_child" else {}
     url = proxy.in_front_of(conf["redislock_url"])
-    start_worker(queues=f"{queue}-now", concurrency=1, conf={"redislock_url": url, **more})
-    countdown = 4.0 if "countdown" in how else None  # the worker looks every two seconds
+    start_worker(queues=f"{queue}-now", concurrency=2, conf={"redislock_url": url, **more})
     proxy.cut_off()
-    first = tasks.send("unique_queued", label, 0.1, queue=f"{queue}-now", countdown=countdown)
-    assert first.get(timeout=20)
-    (run,) = journal.read(label, "start")
-    if "killed" in how:
-        os.kill(run.pid, signal.SIGKILL)
-    eventually(lambda: not is_running(run.pid), "its process has ended")
-    holder = tasks.unique_queued.lock_holder(label)
-    assert (holder.task_id, holder.queued) == (first.id, True)
+    sent = {
+        # The worker looks every two seconds.
+        f"{label}{countdown}": tasks.send(
+            "unique_queued", f"{label}{countdown}", 0.1, queue=f"{queue}-now", countdown=countdown
+        )
+        for countdown in (None, 4.0)
+    }
+    for own, result in sent.items():
+        assert result.get(timeout=20)
+        (run,) = journal.read(own, "start")
+        if how == "killed":
+            os.kill(run.pid, signal.SIGKILL)
+        eventually(lambda run=run: not is_running(run.pid), "its process has ended")
+        holder = tasks.unique_queued.lock_holder(own)
+        assert (holder.task_id, holder.queued) == (result.id, True)
     proxy.reconnect()
-    eventually(lambda: tasks.unique_queued.lock_holder(label) is None, "the lock is free", 10)
+    for own in sent:
+        eventually(lambda own=own: tasks.unique_queued.lock_holder(own) is None, "it is free", 20)
 
 
 def test_what_moved_to_the_next_message_is_not_freed_with_the_one_before(
@@ -271,35 +232,35 @@ def test_what_moved_to_the_next_message_is_not_freed_with_the_one_before(
 
 
 def test_a_reservation_under_another_name_is_freed_when_its_message_runs(
-    app, tasks, label, queue, consume, client
+    conf, label, queue, consume, client
 ):
     """The sender's code is older than the worker's."""
-    old = f"old:{label}"
-    store = tasks.unique.app_locks.server
-    mine = reservation(old)
-    store.run(calls.reserve(mine, 60))
-    headers = {KEY: Kept(mine.keys.lock_id, mine.token).header}
-    consume()
-    result = app.send_task("unique", (label, 0.1), queue=queue, headers=headers)
-    assert result.get(timeout=20)
-    assert not client.exists(mine.keys.lock)
+    with make_app(conf) as older:
+        task = define(older, "unique", lock_scope="queued+running", lock_key="old:{label}")
+        result = task.apply_async((label, 0.1), queue=queue)
+        assert task.lock_holder(label).queued
+        consume()
+        assert result.get(timeout=20)
+        assert not client.exists(task.lock_key_for(label))
 
 
 # -- who waits --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["unique_wait", "unique_line"])
 def test_who_waits_for_a_queued_task_leaves_it_the_only_slot(
-    app, tasks, label, queue, start_worker, journal, name
+    app, tasks, label, queue, start_worker, journal
 ):
     start_worker(queues=queue, concurrency=1)
-    first = tasks.send(name, label, 0.1, countdown=2)
-    second = app.send_task(name, (label, 0.1), queue=queue)
-    other = tasks.send(name, f"{label}-other", 0.1)
-    assert other.get(timeout=5), "the slot is free meanwhile"
-    assert first.get(timeout=20)
-    assert second.get(timeout=20)
-    assert [entry.task_id for entry in journal.read(label, "start")] == [first.id, second.id]
+    for name in ("unique_wait", "unique_line"):
+        own = f"{label}-{name}"
+        first = tasks.send(name, own, 0.1, countdown=6)
+        second = app.send_task(name, (own, 0.1), queue=queue)
+        other = tasks.send(name, f"{own}-other", 0.1)
+        assert other.get(timeout=20)
+        assert not journal.read(own, "start"), "the slot is free meanwhile"
+        assert first.get(timeout=20)
+        assert second.get(timeout=20)
+        assert [entry.task_id for entry in journal.read(own, "start")] == [first.id, second.id]
 
 
 def test_who_waits_for_a_revoked_message_has_its_turn(app, tasks, label, queue, consume):
@@ -311,16 +272,6 @@ def test_who_waits_for_a_revoked_message_has_its_turn(app, tasks, label, queue, 
 
 
 # -- canvas: nobody waits for ever ------------------------------------------------------------
-
-
-def ended(result, timeout=20):
-    """What it ended in."""
-    try:
-        return result.get(timeout=timeout)
-    except ResultTimeout:
-        raise
-    except Exception as exc:
-        return exc
 
 
 @pytest.mark.parametrize("name", ["unique", "unique_or_raise", "unique_skip"])
@@ -339,7 +290,7 @@ def test_a_chord_of_tasks_that_are_unique_in_the_queue_runs(tasks, label, queue,
 
 
 @pytest.mark.parametrize("name", ["unique", "unique_or_raise", "unique_queued"])
-def test_a_chord_whose_body_is_a_duplicate_ends(tasks, label, queue, consume, name):
+def test_a_chord_whose_body_is_a_duplicate_ends(tasks, label, consume, name):
     consume()
     stands = tasks.send(name, label, 3.0, countdown=1)
     header = [tasks.sig(name, f"{label}-{n}", 0.1) for n in range(2)]
@@ -353,7 +304,7 @@ def test_a_chord_whose_body_is_a_duplicate_ends(tasks, label, queue, consume, na
 
 
 @pytest.mark.parametrize("name", ["unique", "unique_or_raise", "unique_queued"])
-def test_a_chain_may_have_the_same_lock_twice(tasks, label, queue, consume, journal, name):
+def test_a_chain_may_have_the_same_lock_twice(tasks, label, consume, journal, name):
     consume()
     result = chain(*(tasks.sig(name, label, 0.1) for _ in range(3)))()
     assert ended(result)[0] == label
@@ -362,18 +313,18 @@ def test_a_chain_may_have_the_same_lock_twice(tasks, label, queue, consume, jour
 
 @pytest.mark.parametrize("name", ["unique", "unique_or_raise"])
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_a_chain_with_a_duplicate_fails_fast(tasks, label, queue, consume, journal, name, place):
+def test_a_chain_with_a_duplicate_fails_fast(tasks, label, consume, journal, name, place):
     consume()
-    tasks.send(name, label, 4.0)
+    holder = tasks.send(name, label, 4.0)
     eventually(lambda: journal.count(label, "start") == 1, "it stands")
     links = [tasks.sig(name, f"{label}-{n}", 0.1) for n in range(3)]
     links[place] = tasks.sig(name, label, 0.1)
-    outcome = ended(chain(*links)(), 3.5)
-    assert isinstance(outcome, TaskSkipped)
+    assert isinstance(ended(chain(*links)()), TaskSkipped)
+    assert not holder.ready(), "it did not wait"
 
 
 @pytest.mark.parametrize("name", ["unique", "unique_or_raise", "unique_queued"])
-def test_a_group_with_duplicates_ends(tasks, label, queue, consume, name):
+def test_a_group_with_duplicates_ends(tasks, label, consume, name):
     consume()
     results = group(tasks.sig(name, label, 0.5) for _ in range(3))()
     outcomes = [ended(result) for result in results]

@@ -13,7 +13,6 @@ from celery import VERSION
 from celery.exceptions import TimeLimitExceeded, WorkerLostError
 
 from celery_redislock import LockLost, TaskSkipped
-from tests.support.lateness import elapsed
 from tests.support.waiting import eventually
 
 QUEUE = "spawned"
@@ -79,10 +78,8 @@ def test_a_retry_meets_no_lock_of_its_own(send, journal, label, name):
 def test_the_lock_of_a_killed_child_is_free_at_once(start, client, locks_of):
     result, entry = start("long_ttl", 60.0)
     (key,) = locks_of(result.id)
-    began = time.monotonic()
     os.kill(entry.pid, signal.SIGKILL)
-    eventually(lambda: not client.exists(key), "the lock is free")
-    assert elapsed(began) < 2, "0.5 s, unless the main process is late"
+    eventually(lambda: not client.exists(key), "the lock is free long before its ttl", 30)
     with pytest.raises(WorkerLostError):
         result.get(timeout=20)
 
@@ -91,7 +88,7 @@ def test_a_hard_time_limit_frees_the_lock(start, locks_of):
     result, _ = start("hard_limited")
     with pytest.raises(TimeLimitExceeded):
         result.get(timeout=20)
-    eventually(lambda: not locks_of(result.id), "the lock is free long before its ttl", 10)
+    eventually(lambda: not locks_of(result.id), "the lock is free long before its ttl", 30)
 
 
 def test_a_soft_time_limit_frees_the_lock(start, journal, label, locks_of):
@@ -103,19 +100,18 @@ def test_a_soft_time_limit_frees_the_lock(start, journal, label, locks_of):
 
 
 def test_a_lock_outlives_its_ttl_and_its_loss_ends_the_body(start, client, locks_of):
-    result, _ = start("aborts", 20.0, "sleep")
+    result, entry = start("aborts", 60.0, "sleep")
     (key,) = eventually(lambda: locks_of(result.id), "it has its lock")
-    began = time.monotonic()
-    eventually(lambda: elapsed(began) > 2.5, "the ttl of 1 s is over")
+    eventually(lambda: time.monotonic() - entry.at > 3, "the ttl of 1 s is over")
     # On a machine that stood still it may have lapsed, and was taken again.
-    assert eventually(lambda: locks_of(result.id), "the lock is kept", 2) == [key]
+    assert eventually(lambda: locks_of(result.id), "the lock is kept") == [key]
     client.set(key, "thief")
     with pytest.raises(LockLost):
-        result.get(timeout=15)
+        result.get(timeout=50)
     client.delete(key)
 
 
-def test_a_newer_run_replaces_the_running_one(start, send, journal, label):
+def test_a_newer_run_replaces_the_running_one(start, send, label):
     first, _ = start("replaced", 60.0)
     second = send("replaced", label, 0.1)
     assert second.get(timeout=30)[0] == label

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 
 import pytest
 
+from tests.behaviour.looking import kill_runner
 from tests.support.waiting import eventually, never
 from tests.support.workers import make_app
 
+QUEUE = "sqs"
 #: Seconds after which a message that is not acknowledged is delivered again.
 VISIBLE = 2
 
@@ -21,29 +24,31 @@ def sqs_conf(sqs):
 
 @pytest.fixture(scope="module")
 def sqs_sender(conf, sqs_conf):
-    with make_app({**{k: v for k, v in conf.items() if k[:5] != "test_"}, **sqs_conf}) as app:
+    with make_app({**conf, **sqs_conf}) as app:
         yield app
 
 
 @pytest.fixture
 def send(sqs_sender, queue):
-    return lambda name, *args: sqs_sender.send_task(name, args, queue=queue)
+    return lambda name, *args, to=queue: sqs_sender.send_task(name, args, queue=to)
 
 
 @pytest.fixture
 def start(start_worker, queue, sqs_conf):
-    def start(concurrency=1):
-        return start_worker(queues=queue, concurrency=concurrency, conf=sqs_conf)
-
-    return start
+    return partial(start_worker, queues=queue, concurrency=1, conf=sqs_conf)
 
 
-def test_duplicates_are_skipped_deferred_and_queued(start, send, journal, label):
-    start(concurrency=3)
+@pytest.fixture(scope="module")
+def workers(start_module_worker, sqs_conf):
+    return [start_module_worker(queues=QUEUE, concurrency=3, conf=sqs_conf) for _ in range(2)]
+
+
+@pytest.mark.usefixtures("workers")
+def test_duplicates_are_skipped_deferred_and_queued(send, journal, label):
     for name in ("skip", "defer", "queued"):
-        holder = send(name, label + name, 1.5)
-        eventually(lambda n=name: journal.count(label + n, "start"), "the holder runs")
-        duplicate = send(name, label + name, 0.1)
+        holder = send(name, label + name, 2.5, to=QUEUE)
+        journal.await_start(label + name, holder.id)
+        duplicate = send(name, label + name, 0.1, to=QUEUE)
         if name == "skip":
             eventually(lambda: duplicate.state == "REVOKED", "it is skipped")  # noqa: B023
         else:
@@ -53,32 +58,28 @@ def test_duplicates_are_skipped_deferred_and_queued(start, send, journal, label)
         assert journal.overlaps(label + name) == []
 
 
-def test_a_deferral_is_no_longer_than_half_of_the_visibility_timeout(start, send, journal, label):
-    start(concurrency=2)
-    send("defer_long", label, 1.0)
-    eventually(lambda: journal.count(label, "start"), "the holder runs")
-    assert send("defer_long", label, 0.1).get(timeout=20), "its delay is a minute"
+@pytest.mark.usefixtures("workers")
+def test_a_deferral_is_no_longer_than_half_of_the_visibility_timeout(send, journal, label):
+    journal.await_start(label, send("defer_long", label, 2.0, to=QUEUE).id)
+    assert send("defer_long", label, 0.1, to=QUEUE).get(timeout=40), "its delay is a minute"
     assert journal.overlaps(label) == []
 
 
 def test_a_task_that_runs_for_longer_than_the_visibility_timeout_runs_once(
-    start, send, journal, label
+    workers, send, journal, label
 ):
-    workers = [start() for _ in range(2)]
-    result = send("late_hour", label, 2.5 * VISIBLE)
-    eventually(lambda: any("redelivered" in each.log() for each in workers), "a copy met the lock")
+    result = send("late_hour", label, 2.5 * VISIBLE, to=QUEUE)
+    copies = f"late_hour[{result.id}] redelivered"
+    eventually(lambda: any(copies in each.log() for each in workers), "a copy met the lock")
     assert result.get(timeout=30)
     never(lambda: journal.count(label, "start") > 1, "the copy ran", VISIBLE + 1)
 
 
 def test_the_copy_of_a_killed_workers_message_runs(start, send, journal, label):
-    first, second = start(), start()
+    workers = start(), start()
     result = send("late_hour", label, 2.0)
-    entry = eventually(lambda: journal.read(label, "start"), "it runs")[0]
-    killed = first if entry.pid in first.children() else second
-    killed.signal(signal.SIGKILL)
-    os.kill(entry.pid, signal.SIGKILL)
-    journal.killed(entry)
+    entry = journal.await_start(label, result.id)
+    kill_runner(workers, journal, entry)
     assert result.get(timeout=60)
     assert [each.task_id for each in journal.read(label, "start")] == [result.id] * 2
     assert journal.overlaps(label) == []

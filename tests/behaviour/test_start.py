@@ -56,6 +56,7 @@ def test_it_says_where_the_locks_are_and_what_is_wrong_with_that(log_of, own_red
 def test_that_others_may_flush_the_database_is_said_if_the_user_may_look(log_of, own_redis, user):
     with own_redis.client() as client:
         client.set("views:17", "4")
+        client.config_set("maxmemory", "1gb")  # and it evicts nothing, of which nothing is said
         grant(client, "workers")
         is_workers = user == "workers"
         url = as_user(own_redis.url, user) if is_workers else own_redis.url

@@ -11,23 +11,39 @@ from pathlib import Path
 import pytest
 
 from celery_redislock import TaskSkipped
+from tests.behaviour.conftest import HOUSE
 from tests.behaviour.looking import received, starts
+from tests.support.servers import RedisServer
 from tests.support.waiting import eventually, never
 
+OTHER = "turns-other"
 NO_PLUGINS = Path(__file__).parent / "apps/no_plugins"
 
 
+@pytest.fixture(scope="module")
+def own_redis():
+    """A lock server of this module's own."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def other(start_module_worker, own_redis):
+    """The worker of the other queue."""
+    conf = {"redislock_url": f"{own_redis.url}/0"}
+    return start_module_worker(app=HOUSE, queues=OTHER, concurrency=3, conf=conf)
+
+
 @pytest.fixture
-def offered(start_house, sender, tasks, room, hold, journal, label, queue, broker):
+def offered(other, sender, tasks, room, hold, journal, label, queue, broker):
     """A task whose turn was offered while no worker consumes its queue, and its room."""
-    start_house(queues=f"{queue}-other")
-    own = start_house(concurrency=1)
-    holder = hold("quick_job", queue=f"{queue}-other")
+    at_other = {"destination": [other.node], "reply": True, "timeout": 2.0}
+    holder = hold("quick_job", queue=OTHER)
+    eventually(lambda: sender.control.add_consumer(queue, **at_other), "it consumes")
     result = sender.send_task("quick_job", [label, 0.1], queue=queue)
     here = room(tasks["quick_job"], label)
     eventually(lambda: here.ids() == [result.id], "it waits")
-    own.signal(signal.SIGTERM)
-    own.wait(60)
+    eventually(lambda: sender.control.cancel_consumer(queue, **at_other), "nobody consumes")
     journal.let_go(holder.id)
     eventually(lambda: broker.llen(queue), "its message is in the queue")
     return result, here
@@ -88,7 +104,7 @@ def test_what_a_worker_that_knows_no_lock_has_run_is_not_run_again(
     assert entry.data is False, "celery_redislock was imported there after all"
     never(lambda: starts(journal, label, result.id) > 1, "it ran again", 30)
     eventually(here.is_empty, "the room is empty", 60)
-    fresh = sender.send_task("quick_job", [label, 0.1], queue=f"{queue}-other")
+    fresh = sender.send_task("quick_job", [label, 0.1], queue=OTHER)
     assert fresh.get(timeout=20) == label
     assert starts(journal, label, result.id) == 1
 
@@ -112,7 +128,7 @@ def test_a_message_that_died_with_its_worker_is_offered_again(
 
 
 def test_a_task_that_no_worker_takes_for_a_day_ends_with_an_error(
-    offered, lock_client, start_house, journal, label, queue
+    offered, lock_client, start_house, journal, label
 ):
     """The day is over at once: its first publication is made a day older."""
     result, here = offered

@@ -5,8 +5,30 @@ from __future__ import annotations
 import pytest
 
 from celery_redislock import ConfigError
+from tests.behaviour.conftest import HOUSE
 from tests.behaviour.looking import received
+from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
+
+QUEUE = "waiters-and-rooms"
+
+
+@pytest.fixture(scope="module")
+def own_redis():
+    """A lock server of this module's own."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module", autouse=True)
+def worker(start_module_worker, own_redis):
+    conf = {"redislock_url": f"{own_redis.url}/0"}
+    return start_module_worker(app=HOUSE, queues=QUEUE, concurrency=2, conf=conf)
+
+
+@pytest.fixture
+def queue():
+    return QUEUE
 
 
 @pytest.mark.parametrize(
@@ -15,9 +37,8 @@ from tests.support.waiting import eventually
     ids=["a-full-room-then-wait", "wait-and-queue-share-a-lock"],
 )
 def test_waiters_in_all_slots_do_not_stop_what_waits_in_the_room(
-    start_house, sender, tasks, room, hold, journal, label, queue, parked, others
+    worker, sender, tasks, room, hold, journal, label, queue, parked, others
 ):
-    worker = start_house(concurrency=2)
     holder = hold(parked)
     first = sender.send_task(parked, [label, 0.1], queue=queue)
     eventually(lambda: room(tasks[parked], label).ids() == [first.id], "it waits in the room")
@@ -33,20 +54,20 @@ def test_waiters_in_all_slots_do_not_stop_what_waits_in_the_room(
 
 
 def test_a_waiter_does_not_keep_its_slot_from_the_retry_that_has_the_lock(
-    start_house, sender, journal, label, queue
+    start_house, sender, journal, label
 ):
-    start_house(concurrency=1)
+    start_house(queues=label, concurrency=1)
     results = [
-        sender.send_task("retries_and_waits", [label, how], queue=queue) for how in ("retry", 0.0)
+        sender.send_task("retries_and_waits", [label, how], queue=label) for how in ("retry", 0.0)
     ]
     eventually(lambda: all(each.ready() for each in results), "both have run", 30)
     ran = [entry.task_id for entry in journal.read(label, "start")]
     assert ran == [results[0].id, results[0].id, results[1].id]
 
 
-def test_a_policy_that_ends_nothing_fails_its_task(start_house, sender, hold, label, queue):
-    start_house(concurrency=2)
-    hold("forgets")
+def test_a_policy_that_ends_nothing_fails_its_task(sender, hold, journal, label, queue):
+    holder = hold("forgets")
     result = sender.send_task("forgets", [label], queue=queue)
     with pytest.raises(ConfigError, match=r"Forgetful.* did not end the conflict: its act"):
         result.get(timeout=20)
+    journal.let_go(holder.id)

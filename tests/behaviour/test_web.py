@@ -40,7 +40,7 @@ class Viewer:
 def viewer(conf, redis_server):
     # As somebody who may look: workers may not.
     url = {"redislock_url": f"{redis_server.url}/0"}
-    app = make_app({**{k: v for k, v in conf.items() if not k.startswith("test_")}, **url})
+    app = make_app({**conf, **url})
     with Site(app) as site:
         yield Viewer(site)
 
@@ -93,7 +93,7 @@ def test_runs_before_anybody_watched_come_from_the_history(
     result = sender.send_task("skip", [label, 0.1, "raise"], queue=queue)
     eventually(lambda: result.ready() and journal.read(label, "end"), "it has ended")
     url = {"redislock_url": f"{redis_server.url}/0"}
-    app = make_app({**{k: v for k, v in conf.items() if not k.startswith("test_")}, **url})
+    app = make_app({**conf, **url})
     with Site(app) as site:
         told = messages(site)
         items = [item for message in (next(told), next(told)) for item in message["past"]]

@@ -1,58 +1,26 @@
-"""The benchmarks: their statistics, tables and pictures; and that one section runs."""
+"""The benchmarks: their statistics, what they compare with; and that one section runs."""
 
 from __future__ import annotations
 
 import importlib
 import json
 import os
-import re
 import subprocess
 import sys
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from bench import __main__ as command
-from bench import compare, growth, notes, plot, primitive, report, stats, storm, tasks
-from bench.compare import Compared
-from bench.contended import hand_overs
-from bench.contenders import OURS
-from bench.locks import LOCKS
-from bench.report import Bars, Column, Curves, Table
+from bench import growth, notes, report, stats
+from bench.report import Column, Table
 from bench.section import Run
 from bench.stage import ContenderError
 from bench.surroundings import surroundings
 from tests.support.workers import ROOT, children_of
 
-TABLE = Table(
-    "some",
-    "Some locks",
-    [
-        Column("name", "lock"),
-        Column("p50", "p50 µs", ",.1f"),
-        Column("ratio", "times", report.ratio),
-    ],
-    [
-        {"name": "floor", "p50": 40.0, "ratio": (1.0, 1.0, 1.0), "rounds": [40, 41]},
-        {"name": "celery-redislock", "p50": 1046.0, "ratio": (1.1, 1.15, 1.2)},
-        {"name": "a|b", "error": "TypeError"},
-    ],
-    ["a note"],
-    Bars("Some locks, in µs", "p50"),
-)
-
-
 # -- statistics -------------------------------------------------------------------------------
-
-
-def test_a_percentile_is_one_of_the_values_that_were_measured():
-    values = [5.0, 1.0, 3.0, 2.0, 4.0]
-    assert [stats.percentile(values, share) for share in (0, 0.5, 0.99, 1)] == [1, 3, 5, 5]
-    assert stats.percentile([7.0], 0.5) == 7
-    with pytest.raises(ValueError, match="no values"):
-        stats.percentile([], 0.5)
 
 
 def test_ratios_are_taken_round_by_round():
@@ -61,99 +29,6 @@ def test_ratios_are_taken_round_by_round():
     assert stats.ratios(rounds, "floor") == {"floor": (1, 1, 1), "lock": (1.5, 2, 2)}
     with pytest.raises(ValueError, match="zip"):
         stats.ratios({"floor": [1.0, 1.0], "lock": [1.0]}, "floor")
-
-
-def test_a_task_is_compared_with_the_usual_lock_of_its_round_also_the_plain_one():
-    kinds = ["publish"] + [f"{pool} {what}" for pool in tasks.POOLS for what in ("drain", "cpu")]
-    rounds = {tasks.PLAIN: [1.0, 2.0, 1.0, 2.0], tasks.USUAL: [4.0, 8.0], OURS: [3.0, 4.0]}
-    found = {name: dict.fromkeys(kinds, each) for name, each in rounds.items()}
-    beside = {
-        tasks.PLAIN: found[tasks.PLAIN],  # one for each of the two others in each round
-        tasks.USUAL: {kind: [2.0, 2.0] for kind in kinds},
-        OURS: {kind: [1.0, 1.0] for kind in kinds},
-    }
-    rows = tasks.table(found, beside, dict.fromkeys(found, 5.0), {}, rounds=2, calls=1).rows
-    usual = {row["name"]: row["solo usual"] for row in rows}
-    assert usual == {
-        tasks.PLAIN: (0.25, 0.375, 0.5),
-        tasks.USUAL: (1, 1, 1),
-        OURS: (0.5, 0.625, 0.75),
-    }
-
-
-def test_evenness_is_one_if_all_have_the_same_and_a_share_if_one_has_all():
-    assert stats.evenness([7, 7, 7]) == 1
-    assert stats.evenness([9, 0, 0]) == pytest.approx(1 / 3)
-    assert stats.evenness([0, 0]) == 1
-
-
-def test_a_lock_is_passed_on_when_another_client_comes_in_next():
-    sections = [(0.0, 1.0, 1), (1.5, 2.0, 1), (2.25, 3.0, 2), (9.0, 9.5, 1)]
-    assert hand_overs(sections, until=5.0) == (0.5, [0.25])
-    assert hand_overs([], until=5.0) == (0.0, [])
-
-
-# -- tables and pictures ----------------------------------------------------------------------
-
-
-def test_a_table_in_markdown_is_aligned_and_has_its_notes_and_surroundings():
-    assert report.markdown(TABLE, "Measured somewhere.", "bench/some.svg").splitlines() == [
-        "| lock | p50 µs | times |",
-        "|---|--:|--:|",
-        "| floor | 40.0 | 1.00 (1.00-1.00) |",
-        "| celery-redislock | 1,046.0 | 1.15 (1.10-1.20) |",
-        "| a\\|b |  |  |",
-        "",
-        "* a note",
-        "",
-        "![Some locks](bench/some.svg)",
-        "",
-        "Measured somewhere.",
-    ]
-
-
-def test_the_json_has_also_what_the_table_does_not_show():
-    data = json.loads(report.as_json([TABLE], {"section": "some"}))
-    assert data["surroundings"] == {"section": "some"}
-    assert data["tables"][0]["rows"][0]["rounds"] == [40, 41]
-
-
-def test_a_picture_has_a_bar_for_each_row_with_a_figure():
-    picture = ElementTree.fromstring(plot.draw(TABLE, TABLE.bars))
-    bars = picture.findall("{http://www.w3.org/2000/svg}rect")[1:]
-    assert [bar.get("class") for bar in bars] == ["plain", "ours"]
-    assert float(bars[0].get("width")) < float(bars[1].get("width"))
-
-
-def test_bars_of_different_orders_of_magnitude_are_all_seen():
-    assert plot.lengths([1.0, 1000.0], log=False) == [0.001, 1]
-    short, long = plot.lengths([1.0, 1000.0], log=True)
-    assert (short, long) == (pytest.approx(0.25), 1)
-    assert plot.lengths([], log=True) == []
-
-
-def test_a_picture_has_a_curve_for_each_figure_that_grows_or_does_not():
-    lines = {"constant": "acquire", "grows": "list", "missing": "nothing"}
-    rows = [{"size": n, "constant": 40.0, "grows": 2.0 * n} for n in (1, 10, 1000)]
-    grown = Table("grown", "Grown", [], rows, curves=Curves("Grown", "size", lines))
-    picture = ElementTree.fromstring(plot.picture(grown))
-    found = picture.findall("{http://www.w3.org/2000/svg}polyline")
-    points = [
-        [tuple(map(float, point.split(","))) for point in line.get("points").split()]
-        for line in found
-    ]
-    (flat, rising) = points
-    assert len({y for _, y in flat}) == 1
-    assert [y for _, y in rising] == sorted((y for _, y in rising), reverse=True)
-    assert [x for x, _ in flat] == [x for x, _ in rising]
-    texts = [each.text for each in picture.iter("{http://www.w3.org/2000/svg}text")]
-    assert "acquire: 40" in texts
-    assert "list: 2,000" in texts
-    assert plot.picture(Table("none", "None", [], rows)) is None
-
-
-def test_the_names_of_curves_do_not_cover_each_other():
-    assert plot.apart([10.0, 100.0, 12.0, 11.0], 15) == [10, 100, 40, 25]
 
 
 # -- beside the published figures --------------------------------------------------------------
@@ -174,66 +49,6 @@ def table_of(*rows: dict[str, object]) -> Table:
     return Table("tasks", "A task", columns, rows)
 
 
-def published(*rows: dict[str, object]) -> dict[str, object]:
-    return json.loads(report.as_json([table_of(*rows)], {"section": "tasks"}))
-
-
-def test_only_ratios_that_both_runs_have_are_compared():
-    before = published(
-        drained("plain", (1.0, 1.0, 1.0)),
-        drained("ours", (1.0, 1.1, 1.2), (0.9, 1.0, 1.3)),
-        drained("gone", (1.0, 1.1, 1.2)),
-        drained("broken", None),
-    )
-    here = table_of(
-        drained("plain", (1.0, 1.0, 1.0)),
-        drained("ours", (1.1, 1.2, 1.3), (1.4, 1.5, 1.6)),
-        drained("broken", (1.0, 1.1, 1.2)),
-        drained("new", (1.0, 1.1, 1.2)),
-    )
-    assert compare.compare("tasks", [here], before) == [
-        Compared("tasks", "ours", "solo against plain", [1.0, 1.1, 1.2], (1.1, 1.2, 1.3)),
-        Compared("tasks", "ours", "prefork against plain", [0.9, 1.0, 1.3], (1.4, 1.5, 1.6)),
-    ]
-    assert compare.compare("tasks", [here], {"tables": []}) == []
-
-
-@pytest.mark.parametrize(
-    ("here", "moved"),
-    [
-        ((1.0, 1.1, 1.2), False),
-        ((1.15, 1.5, 1.9), False),  # the median is beside the published range, a round is not
-        ((1.2, 1.3, 1.4), False),
-        ((1.21, 1.3, 1.4), True),
-        ((0.7, 0.8, 0.99), True),
-        ((0.5, 1.1, 2.0), False),  # a busy machine
-    ],
-)
-def test_a_ratio_has_moved_if_no_round_is_within_those_that_were_published(here, moved):
-    found = Compared("tasks", "ours", "solo", (1.0, 1.1, 1.2), here)
-    assert found.moved is moved
-    assert found.times == pytest.approx(here[1] / 1.1)
-
-
-def test_what_moved_is_told_in_a_table_and_a_line():
-    same = Compared("tasks", "ours", "solo", (1.0, 1.1, 1.2), (1.0, 1.1, 1.2))
-    slower = Compared("storm", "Skip()", "share", (0.9, 1.0, 1.1), (0.4, 0.5, 0.6))
-    lines = report.markdown(compare.table([same, slower]), "").splitlines()
-    assert lines[2:4] == [
-        "| tasks | ours | solo | 1.10 (1.00-1.20) | 1.10 (1.00-1.20) |  |",
-        "| storm | Skip() | share | 1.00 (0.90-1.10) | 0.50 (0.40-0.60) | 0.50x |",
-    ]
-    assert compare.summary([same, slower]) == "1 of 2 ratios moved: storm: Skip() (share)."
-    assert compare.summary([same]) == "0 of 1 ratios moved."
-    assert compare.summary([]) == "No ratio to compare with a published one."
-
-
-def test_what_else_has_changed_is_told_once_for_each_fact():
-    before = {"cores": 8, "python": "3.11.7", "date": "then", "packages": {"redis": "8.1.0"}}
-    here = {"cores": 2, "python": "3.11.7", "date": "now", "packages": {"redis": "8.1.0", "x": "1"}}
-    assert compare.differences(here, before) == ["cores 8, here 2", "x none, here 1"]
-
-
 def test_the_quick_form_compares_and_the_others_do_not(monkeypatch, tmp_path, capsys):
     rows = [drained("plain", (1.0, 1.0, 1.0)), drained("ours", (2.0, 2.1, 2.2))]
     section = SimpleNamespace(measure=lambda run: [table_of(*rows)])
@@ -251,18 +66,6 @@ def test_the_quick_form_compares_and_the_others_do_not(monkeypatch, tmp_path, ca
     assert "moved" not in capsys.readouterr().out
 
 
-def test_every_published_ratio_is_read():
-    """Those of the sections that have ratios, as they are in the documents."""
-    for name in ("primitive", "tasks", "storm"):
-        found = compare.read(command.FOLDER, name)
-        assert any(_is_ratio(value) for row in found["tables"][0]["rows"] for value in row.values())
-    assert compare.read(command.FOLDER, "nothing") is None
-
-
-def _is_ratio(value: object) -> bool:
-    return isinstance(value, list) and len(value) == 3 and value == sorted(value)
-
-
 # -- the command ------------------------------------------------------------------------------
 
 
@@ -278,19 +81,6 @@ def test_only_the_whole_form_writes_the_documents(tmp_path):
     assert command.parse(["primitive"]).output == command.FOLDER
     for short in (["--quick"], ["--only", "redis"], ["--output", str(tmp_path)]):
         assert not command.parse(short).documents
-
-
-def test_an_unknown_section_is_refused(capsys):
-    with pytest.raises(SystemExit):
-        command.parse(["primitives"])
-    assert "primitives; there are primitive, " in capsys.readouterr().err
-
-
-def test_a_package_that_a_measured_pool_needs_is_among_the_peers():
-    peers = (ROOT / "bench" / "peers.txt").read_text(encoding="utf-8")
-    installed = set(re.findall(r"^[\w-]+", peers, re.MULTILINE))
-    used = {pool for section in (notes, storm, tasks) for pool in section.POOLS}
-    assert used - {"prefork", "solo", "threads"} <= installed
 
 
 def test_a_worker_that_cannot_start_leaves_no_server_behind():
@@ -329,12 +119,6 @@ def test_a_section_runs_and_writes_where_it_is_told(tmp_path):
     assert "bytes of a live lock" in out
 
 
-def test_of_many_commands_the_machine_interrupts_some():
-    assert growth.uninterrupted([0.5, 9.0], calls=100) == 0.5
-    assert growth.uninterrupted([0.5, 9.0], calls=99) == 9.0
-    assert growth.uninterrupted([9.0], calls=100) == 0.0
-
-
 @pytest.mark.parametrize("what", growth.KINDS)
 def test_what_grows_is_measured_and_nothing_but_listing_takes_more_commands(own_redis, what):
     run = Run(quick=True, only=(), say=lambda line: None)
@@ -346,17 +130,3 @@ def test_what_grows_is_measured_and_nothing_but_listing_takes_more_commands(own_
     assert few["commands"] == many["commands"]
     assert (listed[1] > listed[0]) == (what != "room")
     assert all(many[operation] > 0 for operation in growth.OPERATIONS)
-
-
-def test_locks_take_turns_and_their_commands_are_counted(own_redis):
-    # Without the floor, which needs hiredis.
-    locks = {n: LOCKS[n](own_redis.url, n) for n in ("redis-py Lock", OURS)}
-    found = {name: primitive.Taken() for name in locks}
-    for _ in range(2):
-        primitive.one_round(locks, found, turns=2)
-    for taken in found.values():
-        assert [len(pairs) for pairs in taken.pairs] == [2 * primitive.TURN] * 2
-        assert min(taken.medians()) > 0
-    with own_redis.client() as client:
-        sent = {name: primitive.commands_of_a_pair(client, lock) for name, lock in locks.items()}
-    assert sent == {"redis-py Lock": 2, OURS: 2}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +12,10 @@ from typing import Any
 import pytest
 
 from examples.demo import scenes
-from examples.demo.__main__ import keep_up, main, make_screen
+from examples.demo.__main__ import main
 from examples.demo.events import Event
-from examples.demo.figures import figures_of, overlapping, table_of
+from examples.demo.figures import figures_of
 from examples.demo.history import History
-from examples.demo.interrupts import Interrupts, TooLate
 from examples.demo.screen import PlainScreen
 from examples.demo.stage import WHEELS, NoRedisError, find_redis_server, shield
 from tests.support.servers import redis_server_binary
@@ -97,38 +95,6 @@ def test_a_good_story_holds():
     assert figures.to_dict()["ok"] is True
 
 
-def test_events_may_come_in_any_order_of_processes():
-    # Given: what the senders and the signals wrote comes after what the bodies wrote.
-    bodies = ("start", "end", "killed")
-    late = sorted(good_story(), key=lambda each: each.kind not in bodies)
-    assert problems(late) == ""
-
-
-def test_an_overlap_is_found_by_the_bodies_own_times():
-    history = History([*run("a", "report", 1.0, 4.0), *run("b", "report", 3.9, 7.0, node="two")])
-    (pair,) = overlapping(history.runs_of("report"))
-    assert [each.task_id for each in pair] == ["a", "b"]
-
-
-def test_each_run_within_a_long_one_overlaps_it():
-    history = History(
-        [*run("long", "x", 0, 9), *run("b", "x", 1, 2, "two"), *run("c", "x", 3, 4, "two")]
-    )
-    assert len(overlapping(history.runs_of("x"))) == 2
-
-
-def test_runs_that_follow_each_other_do_not_overlap():
-    history = History([*run("a", "report", 1.0, 4.0), *run("b", "report", 4.0, 7.0)])
-    assert overlapping(history.runs_of("report")) == []
-
-
-def test_a_run_without_an_end_overlaps_what_follows_unless_it_was_killed():
-    events = [*run("a", "import", 1.0, None), *run("b", "import", 2.0, 3.0, node="two")]
-    assert len(overlapping(History(events).runs_of("import"))) == 1
-    killed = [events[0], *events[1:3], event("killed", "a", 1.5), *events[3:]]
-    assert overlapping(History(killed).runs_of("import")) == []
-
-
 def without(task_id: str, *kinds: str) -> list[Event]:
     return [e for e in good_story() if not (e.task_id == task_id and e.kind in kinds)]
 
@@ -162,42 +128,6 @@ def test_a_figure_that_does_not_hold_is_named(events: list[Event], said: str):
     assert said in problems(events)
 
 
-def test_falling_fences_are_named():
-    events = [
-        replace(e, data={"fence": -1}) if (e.task_id, e.kind) == ("report3", "start") else e
-        for e in good_story()
-    ]
-    assert "fences of report do not rise" in problems(events)
-
-
-def test_the_table_is_aligned_and_fits_a_narrow_terminal():
-    lines = table_of(figures_of(History(good_story())))
-    assert len({len(line) for line in lines}) == 1
-    assert len(lines[0]) <= 80
-
-
-# -- the screens ------------------------------------------------------------------------------
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_without_a_terminal_there_are_plain_lines(monkeypatch):
-    monkeypatch.setattr(sys, "stdout", io.StringIO())
-    assert isinstance(make_screen(plain=False, quiet=False), PlainScreen)
-
-
-def test_without_rich_there_are_plain_lines(monkeypatch):
-    monkeypatch.setattr(sys, "stdout", Terminal())
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setitem(sys.modules, "rich.console", None)
-    monkeypatch.delitem(sys.modules, "examples.demo.timeline", raising=False)
-    assert isinstance(make_screen(plain=False, quiet=False), PlainScreen)
-    assert "rich" in sys.stdout.getvalue()  # type: ignore[attr-defined]
-
-
 def test_plain_lines_tell_the_story(monkeypatch):
     out, history = io.StringIO(), History()
     screen = PlainScreen(out)
@@ -210,30 +140,6 @@ def test_plain_lines_tell_the_story(monkeypatch):
     assert "RUNS on worker two, pid 22, 30 ms after the kill" in lines
     assert "skipped: it runs on worker one" in lines
     assert "overlapping runs: 0" in lines
-
-
-@pytest.mark.parametrize("width", [40, 80, 120])
-def test_the_timeline_fits_its_terminal(monkeypatch, width: int):
-    from rich.console import Console
-
-    from examples.demo.timeline import LiveScreen
-
-    monkeypatch.setattr("time.monotonic", lambda: 0.0)
-    out = io.StringIO()
-    screen = LiveScreen(Console(file=out, width=width, height=24, force_terminal=False))
-    with screen:
-        screen.begin()
-        monkeypatch.setattr("time.monotonic", lambda: 27.0)
-        screen.caption("What goes on. " * 20)
-        screen.refresh(History(good_story()))
-    lines = out.getvalue().splitlines()
-    assert max(map(len, lines)) <= width
-    (bar,) = (line for line in lines if line.startswith(" report"))
-    (marks,) = (line for line in lines if line.startswith(" 2 ran, 4 skipped"))
-    assert bar.count("▐") == 2
-    assert "×" in marks  # noqa: RUF001
-    (killed,) = (line for line in lines if line.startswith(" 1 ran, 1 killed"))
-    assert "K" in killed
 
 
 # -- what it needs, and what it must not touch ------------------------------------------------
@@ -252,17 +158,11 @@ def test_without_a_redis_server_it_says_what_to_install(monkeypatch, capsys, tmp
 def test_without_a_web_server_it_says_what_to_install(monkeypatch, capsys):
     binary = Path(redis_server_binary()).parent
     monkeypatch.setenv("PATH", f"{binary}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setitem(sys.modules, "celery_redislock.ops.web.serve", None)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert main(["--web"]) == 2
     said = capsys.readouterr()
     assert "celery-redislock[web]" in said.err
     assert said.out == ""
-
-
-def test_there_is_no_page_for_machines(capsys):
-    with pytest.raises(SystemExit):
-        main(["--web", "--json"])
-    assert "not allowed with argument --json" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("wheel", WHEELS)
@@ -290,51 +190,3 @@ def test_the_users_own_servers_are_out_of_its_reach():
     }
     shield(environment)
     assert environment == {"HOME": "/"}
-
-
-def test_the_deadline_passes():
-    with pytest.raises(TooLate):
-        Interrupts(-1).check()
-    interrupts = Interrupts(60)
-    interrupts.check()
-    interrupts.prolong(-1)
-    with pytest.raises(TooLate):
-        interrupts.check()
-
-
-class Restless:
-    """A story whose jobs go on until they are interrupted."""
-
-    page_url = "http://127.0.0.1:1/"
-
-    def __init__(self, interrupts: Interrupts) -> None:
-        self.interrupts = interrupts
-
-    def go_on(self) -> None:
-        while True:
-            self.interrupts.check()
-
-
-def test_the_page_ends_after_the_stated_time(monkeypatch):
-    monkeypatch.setattr(scenes, "GOES_ON_FOR", 0.05)
-    interrupts, out = Interrupts(60), io.StringIO()
-    ended = keep_up(Restless(interrupts), PlainScreen(out), interrupts)  # type: ignore[arg-type]
-    assert ended == "The 5 minutes are over"
-    assert "All of it ends after 5 minutes, or when you press Ctrl-C." in out.getvalue()
-
-
-def test_the_front_door_does_not_lead_to_the_demo():
-    code = "import sys, celery_redislock; print([m for m in sys.modules if '.demo' in m])"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.strip() == "[]"
-
-
-def test_the_tasks_are_ready_before_callers_share_them():
-    """Threads that evaluate Celery's proxy of a task at once may fail with an AttributeError."""
-    code = (
-        "from types import SimpleNamespace; from examples.demo.story import Story;"
-        "Story(SimpleNamespace(url='redis://127.0.0.1:1'), None, None);"
-        "from examples.demo import tasks; print(tasks.app.finalized)"
-    )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.strip() == "True"

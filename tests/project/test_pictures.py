@@ -8,15 +8,11 @@ from itertools import pairwise
 import pytest
 
 from docs import make_timelines
-from docs.make_timelines import BURST, PICTURES, POLICIES, RECORDED, SLOTS, draw_all, load, save
+from docs.make_timelines import BURST, PICTURES, POLICIES, SLOTS, draw_all, load
 from docs.timeline_svg import (
-    Event,
-    Recording,
     draw,
-    gaps,
     slots_in_use,
     stretches,
-    summary,
     visible,
 )
 from tests.support.workers import ROOT
@@ -53,11 +49,6 @@ def test_every_policy_has_its_picture_and_the_page_shows_it(recordings):
     }
     page = (ROOT / "docs/policies.md").read_text(encoding="utf-8")
     assert [name for name in POLICIES if f"](pictures/{name}.svg)" not in page] == []
-
-
-def test_a_recording_is_saved_as_it_was_loaded(recordings, tmp_path):
-    save(recordings, tmp_path / "again.json")
-    assert (tmp_path / "again.json").read_text() == RECORDED.read_text()
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -106,53 +97,6 @@ def test_the_recordings_show_what_the_page_says(recordings, name):
         (s, u) for c in recording.calls for k, s, u in stretches(recording, c) if k == "runs"
     )
     assert all(until <= since for (_, until), (since, _) in pairwise(runs))
-
-
-# -- the drawing ------------------------------------------------------------------------------
-
-
-def recording(*events, results=None, slots=2):
-    made = [Event(*event) for event in events]
-    calls = {event.call for event in made}
-    return Recording("Test()", slots, made, results or dict.fromkeys(calls, ("SUCCESS", "")))
-
-
-def test_a_call_that_asks_again_and_again_sleeps_in_one_stretch():
-    told = recording(
-        *((0.0, 1, "sent"), (0.01, 1, "arrives"), (0.012, 1, "deferred"), (0.013, 1, "leaves")),
-        *((0.5, 1, "arrives"), (0.51, 1, "deferred"), (0.52, 1, "leaves")),
-        *((1.0, 1, "arrives"), (1.01, 1, "starts"), (2.0, 1, "ends"), (2.01, 1, "leaves")),
-    )
-    assert visible(told, 1) == [("sleeps", 0.012, 1.0), ("runs", 1.01, 2.0)]
-
-
-@pytest.mark.parametrize("said", [(), ((0.7, 1, "leaves"),)])
-def test_a_run_that_was_terminated_ends_when_it_left_or_when_the_next_one_starts(said):
-    events = [
-        *((0.0, 1, "sent"), (0.0, 1, "arrives"), (0.01, 1, "starts"), *said),
-        *((0.5, 2, "sent"), (0.8, 2, "starts"), (1.5, 2, "ends")),
-    ]
-    added = [
-        (e.at, e.call, e.what) for e in make_timelines._terminated([Event(*e) for e in events])
-    ]
-    told = recording(*sorted([*events, *added]))
-    assert visible(told, 1) == [("runs", 0.01, 0.7 if said else 0.8)]
-    assert [event.what for event in told.of(1)].count("leaves") == 1
-
-
-def test_the_time_from_run_to_run_is_that_of_calls_that_waited():
-    told = recording(
-        *((0.0, 1, "sent"), (0.0, 1, "starts"), (0.5, 2, "sent"), (1.0, 1, "ends")),
-        *((1.2, 2, "starts"), (2.2, 2, "ends"), (5.0, 3, "sent"), (5.0, 3, "starts")),
-    )
-    assert gaps(told) == [pytest.approx(0.2)]
-    assert summary(told).startswith("3 calls sent, 3 ran; 0.2 s from one run to the next; ")
-
-
-def test_what_a_result_says_cannot_break_the_picture():
-    told = recording((0.0, 1, "sent"), results={1: ("FAILURE", "</text><&>")})
-    root = ElementTree.fromstring(draw(told, 1))
-    assert "FAILURE: </text><&>" in [text.text for text in root.iter(f"{SVG}text")]
 
 
 # -- the recording ----------------------------------------------------------------------------

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.project import servers_there_are
 from tests.support import debian
 
 
-def test_rows_of_servers_that_were_not_run_stay(tmp_path: Path, monkeypatch) -> None:
+def test_rows_of_servers_that_were_not_run_stay(tmp_path, monkeypatch):
     page = tmp_path / "servers.md"
     monkeypatch.setattr(servers_there_are, "PAGE", page)
     old = ("Redis 7.0.15", "Debian 12", "10", "0", "2026-01-01")
@@ -21,17 +19,7 @@ def test_rows_of_servers_that_were_not_run_stay(tmp_path: Path, monkeypatch) -> 
     assert page.read_text() == f"Before.\n\n{servers_there_are.table([new, old])}\n\nAfter.\n"
 
 
-def test_a_server_that_cannot_be_had_is_left_out_and_says_why(
-    tmp_path: Path, monkeypatch, capsys
-) -> None:
-    monkeypatch.setattr(servers_there_are, "ROOT", tmp_path)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    found = [each.source for each in servers_there_are.binaries()]
-    assert not any(source.startswith("Debian") for source in found)
-    assert "Valkey from Debian 13: this machine has no apt-get" in capsys.readouterr().out
-
-
-def test_a_mirror_that_does_not_answer_is_said(tmp_path: Path, monkeypatch) -> None:
+def test_a_mirror_that_does_not_answer_is_said(tmp_path, monkeypatch):
     script = "#!/bin/sh\necho 'E: no such host' >&2\nexit 100\n"
     for name in ("apt-get", "dpkg-deb"):
         (tmp_path / name).write_text(script)
@@ -40,11 +28,3 @@ def test_a_mirror_that_does_not_answer_is_said(tmp_path: Path, monkeypatch) -> N
     with pytest.raises(debian.NotToBeHad, match="apt-get: E: no such host"):
         debian.valkey(tmp_path / "folder")
     assert not (tmp_path / "folder/root/valkey-server").exists()
-
-
-def test_a_server_that_is_there_is_not_fetched_again(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    wrapper = tmp_path / "root/valkey-server"
-    wrapper.parent.mkdir()
-    wrapper.touch()
-    assert debian.valkey(tmp_path) == str(wrapper)

@@ -4,8 +4,7 @@
 
 stops everything that the tests have started, all at once, at random moments, and lets it go on
 half a second later. A test that fails so and not otherwise is timed more finely than any machine
-keeps time, or has met a race of the lock's own; or it waits for a process to stop, and took ours
-for its own. Linux only.
+keeps time, or has met a race of the lock's own. Linux only.
 """
 
 from __future__ import annotations
@@ -23,45 +22,33 @@ from tests.support.workers import children_of, state_of
 #: Seconds between two stalls, and of one: at least and at most.
 EVERY = (2.0, 6.0)
 LASTS = (0.2, 0.8)
-#: States that a stop would not change: stopped by a test, traced, dead.
-_NOT_RUNNING = (None, "T", "t", "Z", "X")
 
 
-def below(pid: int) -> list[int]:
-    """The running processes below this one, parents first."""
-    found = [pid]
+def running() -> list[int]:
+    """The processes below this one, parents first, without the dead and what a test has stopped."""
+    found = [os.getpid()]
     for each in found:  # grows as we go
         found += children_of(each)
-    return [each for each in found[1:] if state_of(each) not in _NOT_RUNNING]
+    return [each for each in found[1:] if state_of(each) in ("R", "S", "D")]
 
 
-def stall(seconds: float) -> None:
-    """Stop everything below this process for so long, but for what somebody else had stopped."""
-    stopped: list[int] = []
-    try:
-        for pid in below(os.getpid()):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGSTOP)
-                stopped.append(pid)
-        time.sleep(seconds)
-    finally:
-        for pid in reversed(stopped):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
-
-
-def ends_within(process: subprocess.Popen[bytes], seconds: float) -> bool:
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(seconds)
-        return True
-    return False
+def send(pids: list[int], signum: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signum)
 
 
 def main(arguments: list[str]) -> int:
     stalls = 0
     with subprocess.Popen([sys.executable, "-m", "pytest", *arguments]) as suite:
-        while not ends_within(suite, random.uniform(*EVERY)):
-            stall(random.uniform(*LASTS))
+        while suite.poll() is None:
+            time.sleep(random.uniform(*EVERY))
+            pids = running()
+            try:
+                send(pids, signal.SIGSTOP)
+                time.sleep(random.uniform(*LASTS))
+            finally:
+                send(pids[::-1], signal.SIGCONT)
             stalls += 1
     print(f"with {stalls} stalls of {LASTS[0]:g} to {LASTS[1]:g} s")
     return suite.returncode

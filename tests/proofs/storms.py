@@ -1,6 +1,4 @@
-"""A storm of duplicates on one key, under each policy; then nothing must be left of it:
-
-    python -m tests.proofs.storms [--seconds 120] [--rate 200] [--only POLICY]
+"""A storm of duplicates on one key, under each policy; then nothing must be left of it.
 
 A Redis, a worker with four pool processes, and one sender. When the last message has ended, only
 what expires by itself, and what the history keeps, may still be there.
@@ -11,9 +9,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import redis
@@ -33,6 +31,8 @@ from celery_redislock import (
 )
 from tests.support.servers import RedisServer
 from tests.support.workers import Worker
+
+from .harness import Options, Proof, Result, Table
 
 POLICIES: Final[dict[str, Policy]] = {
     "skip": Skip(),
@@ -125,23 +125,32 @@ def storms(
             worker.close()
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--seconds", type=float, default=120.0, help="for which calls are sent")
-    parser.add_argument("--rate", type=float, default=200.0, help="calls in a second")
-    parser.add_argument("--only", choices=[*POLICIES], action="append", help="this policy")
-    options = parser.parse_args(arguments)
-    print(f"{'policy':<9} {'sent':>7} {'ran':>7} {'drained in':>11}  left")
-    failed = False
-    for name, told in storms(options.only or [*POLICIES], options.seconds, options.rate, 600.0):
-        left = ", ".join(told.left) or "nothing"
-        print(
-            f"{name:<9} {told.sent:>7,} {told.ran:>7,} {told.drained_in:>9.1f} s  {left}",
-            flush=True,
-        )
-        failed = failed or bool(told.left)
-    return int(failed)
+class Storms(Proof):
+    name = "storms"
+    about = "200 duplicates a second under each policy, and what is left; half an hour"
 
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        add = parser.add_argument
+        add("--seconds", type=float, default=120.0, help="for which calls are sent (default: 120)")
+        add("--rate", type=float, default=200.0, help="calls in a second (default: 200)")
 
-if __name__ == "__main__":
-    sys.exit(main())
+    def trials(self, options: Options) -> Sequence[str]:
+        return list(POLICIES)
+
+    def run(
+        self, trial: str, seed: int, options: Options, history: Path, shared: None
+    ) -> tuple[Storm, Sequence[str]]:
+        ((_, told),) = storms([trial], options.seconds, options.rate, 600.0)
+        return told, [f"left: {each}" for each in told.left]
+
+    def tables(self, results: Sequence[Result]) -> Sequence[Table]:
+        rows = [
+            (
+                *(f"`{type(POLICIES[result.trial]).__name__}`", f"{result.figures.sent:,}"),
+                *(f"{result.figures.ran:,}", f"{result.figures.drained_in:.1f}"),
+                len(result.figures.left),
+            )
+            for result in results
+        ]
+        head = ("policy", "calls", "ran", "drained in s", "other keys")
+        return [Table("figures.md#storms", head, rows)]

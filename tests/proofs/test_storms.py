@@ -1,4 +1,4 @@
-"""What `make storms` sends, for a second or two."""
+"""What the storms send, for a second or two."""
 
 from __future__ import annotations
 

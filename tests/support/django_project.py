@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -28,10 +26,3 @@ def set_up(monkeypatch: pytest.MonkeyPatch, redis_url: str, folder: Path) -> Non
     monkeypatch.setenv("DATABASE", str(folder / "db.sqlite3"))
     for name in ("CELERY_BROKER_URL", "CELERY_RESULT_BACKEND"):
         monkeypatch.delenv(name, raising=False)
-
-
-def python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run Python in that environment."""
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=90
-    )

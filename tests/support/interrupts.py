@@ -112,6 +112,35 @@ def _interrupted_at(
     return where, ended
 
 
+class CutShort(BaseException):
+    """As a soft time limit is, raised from the outside at any place."""
+
+
+def cut_short_at(step: int, call: Callable[[], Any]) -> bool:
+    """Raise in the call where Python would look for a signal for the nth time.
+
+    Returns whether there were that many.
+    """
+    steps = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal steps
+        if event in ("call", "c_return"):
+            steps += 1
+            if steps == step:
+                sys.setprofile(None)
+                raise CutShort
+
+    sys.setprofile(count)
+    try:  # no context manager: it would make calls of its own
+        call()
+    except CutShort:
+        pass
+    finally:
+        sys.setprofile(None)
+    return steps >= step
+
+
 def in_a_child(check: Callable[[], None]) -> None:
     """Make this check in a process of its own: what it interrupts may leave threads that stand."""
     if not (pid := os.fork()):

@@ -1,6 +1,7 @@
 """The examples of docs/migrating.md, made from the page itself: for the workers and for senders.
 
-The page's `work` writes down its start and end; what it works on is a test's label.
+The page's `work` writes down its start, waits until the test opens the gate, and writes down its
+end; what it works on is a test's label.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,14 +19,11 @@ from celery.utils.dispatch import Signal
 
 from tests.support.journal import Journal
 from tests.support.unshared import App
+from tests.support.waiting import eventually
 
 PAGE = Path(__file__).parents[2] / "docs/migrating.md"
 #: Where the page says that the locks are.
 URL = "redis://localhost:6379/0"
-#: Seconds that the page's `work` takes.
-WORK = 2.5
-
-
 #: How the names of the examples begin that only change an import.
 IMPORT = "import-"
 
@@ -46,6 +43,11 @@ def examples() -> dict[str, str]:
     return found
 
 
+def gate(label: str) -> str:
+    """The key whose presence lets all work on this label end."""
+    return f"gate:{label.partition('-')[0]}"
+
+
 def define(app: Celery, conf: dict[str, Any]) -> dict[str, SimpleNamespace]:
     """Run each example, as a module of its own, with this app."""
     client = redis.Redis.from_url(conf["test_journal"], decode_responses=True)
@@ -53,7 +55,7 @@ def define(app: Celery, conf: dict[str, Any]) -> dict[str, SimpleNamespace]:
 
     def work(label: str) -> None:
         journal.write("start", label, current_task.request)
-        time.sleep(WORK)
+        eventually(lambda: client.exists(gate(label)), "the gate is open", 60)
         journal.write("end", label, current_task.request)
 
     defined = {}

@@ -6,6 +6,7 @@ import gc
 
 import pytest
 from celery import Celery
+from celery.exceptions import TimeoutError as ResultTimeout
 
 from celery_redislock import SingletonTask
 from tests.support.unique import UNIQUE
@@ -18,8 +19,7 @@ def body(label, seconds=0.2, how="return"):
 def make_sender(conf, **overrides):
     """An app that has the tasks' code, as a web server has."""
     app = Celery("scopes", set_as_current=False)
-    app.conf.update({k: v for k, v in conf.items() if not k.startswith("test_")})
-    app.conf.update(overrides)
+    app.conf.update({k: v for k, v in {**conf, **overrides}.items() if not k.startswith("test_")})
     for name, options in UNIQUE.items():
         define(app, name, **options)
     for name in ("unique_retries", "unique_pages"):
@@ -35,14 +35,8 @@ def lambda_total(numbers):
 
 
 def define(app, name, **options):
-    if name.endswith("retries"):
-        function = retries_body
-    elif name == "unique_pages":
-        function = pages_body
-    else:
-        function = body
     defaults = {"base": SingletonTask, "lock_key": ["label"], "lock_ttl": 6, "shared": False}
-    return app.task(**{**defaults, **options, "name": name})(function)
+    return app.task(**{**defaults, **options, "name": name})(BODIES.get(name, body))
 
 
 def retries_body(label, times=1, countdown=0):
@@ -51,6 +45,22 @@ def retries_body(label, times=1, countdown=0):
 
 def pages_body(label, left=2):
     """As the worker's."""
+
+
+BODIES = {
+    **dict.fromkeys(("unique_retries", "unique_queued_retries"), retries_body),
+    "unique_pages": pages_body,
+}
+
+
+def ended(result, timeout=60):
+    """What it ended in."""
+    try:
+        return result.get(timeout=timeout)
+    except ResultTimeout:
+        raise
+    except Exception as exc:
+        return exc
 
 
 @pytest.fixture(scope="module")

@@ -85,7 +85,64 @@ end
 """
 
 
-class RedisServer:
+class Program:
+    """A server of our own: started, asked whether it answers, and ended.
+
+    Attributes:
+        name: for people.
+        patience: seconds in which it must answer.
+    """
+
+    #: Those of this process that were started and not ended.
+    started: ClassVar[set[Program]] = set()
+    name: ClassVar[str]
+    patience: ClassVar[float] = 30.0
+    _process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def answers(self) -> bool:
+        if self._process is not None and self._process.poll() is not None:
+            raise AssertionError(f"{self.name} ended with {self._process.returncode}")
+        return self._says_something()
+
+    def runs(self) -> bool:
+        return self._process is not None
+
+    def kill(self) -> None:
+        """End the server at once."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+        self.started.discard(self)
+
+    def _begin(self, *command: str) -> None:
+        none = subprocess.DEVNULL
+        self._process = subprocess.Popen(
+            command, stdin=none, stdout=none, stderr=none, start_new_session=True
+        )
+        self.started.add(self)
+        try:
+            eventually(self.answers, f"{self.name} answers", self.patience)
+        except BaseException:
+            self.kill()
+            raise
+
+    def _says_something(self) -> bool:
+        raise NotImplementedError
+
+
+def _pings(client: redis.Redis) -> bool:
+    with client, contextlib.suppress(redis.RedisError):
+        return bool(client.ping())
+    return False
+
+
+class RedisServer(Program):
     """A redis-server.
 
     Args:
@@ -98,6 +155,7 @@ class RedisServer:
         tls_port: the port for clients with TLS, if the command line names one.
     """
 
+    name = "redis-server"
     #: Beside the URL, what a client needs to know.
     transport_options: ClassVar[Mapping[str, Any]] = {}
     #: Whether it was frozen by `stop`.
@@ -110,16 +168,10 @@ class RedisServer:
         self._folder = tempfile.TemporaryDirectory(prefix="redislock-redis-")
         keep = ("--appendonly", "yes", "--appendfsync", "always")
         self._arguments = (*(keep if persistent else ("--appendonly", "no")), *arguments)
-        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}"
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
 
     def client(
         self, db: int = 0, timeout: float | None = None, decode_responses: bool = True
@@ -130,40 +182,19 @@ class RedisServer:
         )
 
     def start(self) -> RedisServer:
-        self._process = subprocess.Popen(
-            [
-                redis_server_binary(),
-                *("--port", str(self.port), "--bind", "127.0.0.1"),
-                *("--save", "", "--dir", self._folder.name),
-                *self._arguments,
-            ],
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
+        self._begin(
+            *(redis_server_binary(), "--port", str(self.port), "--bind", "127.0.0.1"),
+            *("--save", "", "--dir", self._folder.name, *self._arguments),
         )
-        try:
-            eventually(self.answers, "redis-server answers")
-        except BaseException:
-            self.kill()
-            raise
         return self
 
-    def answers(self) -> bool:
-        if self._process is not None and self._process.poll() is not None:
-            raise AssertionError(f"redis-server ended with {self._process.returncode}")
-        with self.client() as client, contextlib.suppress(redis.RedisError):
-            return bool(client.ping())
-        return False
-
-    def runs(self) -> bool:
-        return self._process is not None
+    def _says_something(self) -> bool:
+        return _pings(self.client())
 
     def kill(self) -> None:
         """End the server at once; unless it is persistent, what it had is gone."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-            self.frozen = False
+        super().kill()
+        self.frozen = False
 
     def restart(self) -> None:
         """End it at once and start it again; it has its data if it is persistent."""
@@ -269,13 +300,15 @@ def _keys_told(events: Any, pattern: str) -> list[str]:
 PATIENT: Final = 600_000
 
 
-class SentinelServer:
+class SentinelServer(Program):
     """A sentinel that watches the servers of these ports, by name.
 
     Args:
         masters: ports by name.
         quorum: how many sentinels must say so.
     """
+
+    name = "the sentinel"
 
     def __init__(self, masters: dict[str, int], quorum: int = 1) -> None:
         self.port = free_port()
@@ -289,39 +322,23 @@ class SentinelServer:
             ]
         self._configuration = Path(self._folder.name) / "sentinel.conf"
         self._configuration.write_text("\n".join(lines) + "\n")
-        self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> SentinelServer:
-        self._process = subprocess.Popen(
-            [redis_server_binary(), str(self._configuration), "--sentinel"],
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        try:
-            eventually(self.answers, "the sentinel answers")
-            with self.client() as client, contextlib.suppress(redis.ResponseError):
-                # Redis 7 can look at its servers more often than every ten seconds.
-                client.execute_command("SENTINEL", "DEBUG", "info-period", 200)
-        except BaseException:
-            self.__exit__()
-            raise
+        self._begin(redis_server_binary(), str(self._configuration), "--sentinel")
+        with self.client() as client, contextlib.suppress(redis.ResponseError):
+            # Redis 7 can look at its servers more often than every ten seconds.
+            client.execute_command("SENTINEL", "DEBUG", "info-period", 200)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+        self.kill()
         self._folder.cleanup()
 
     def client(self) -> redis.Redis:
         return redis.Redis(port=self.port, decode_responses=True)
 
-    def answers(self) -> bool:
-        if self._process is not None and self._process.poll() is not None:
-            raise AssertionError(f"the sentinel ended with {self._process.returncode}")
-        with self.client() as client, contextlib.suppress(redis.RedisError):
-            return bool(client.ping())
-        return False
+    def _says_something(self) -> bool:
+        return _pings(self.client())
 
     def master(self, name: str) -> int:
         """The port of the master as this sentinel sees it."""
@@ -803,12 +820,13 @@ def shared_rabbitmq(folder: Path) -> Iterator[RabbitMQ]:
                 server.kill()
 
 
-class SQS:
+class SQS(Program):
     """Amazon's queue service, as moto plays it."""
+
+    name, patience = "moto", 60.0
 
     def __init__(self) -> None:
         self.port = free_port()
-        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
@@ -827,29 +845,17 @@ class SQS:
         }
 
     def start(self) -> SQS:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        try:
-            eventually(self.answers, "moto answers", 60)
-        except BaseException:
-            self.kill()
-            raise
+        self._begin(sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port))
         return self
 
-    def answers(self) -> bool:
-        if self._process is not None and self._process.poll() is not None:
-            raise AssertionError(f"moto ended with {self._process.returncode}")
+    def _says_something(self) -> bool:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
             return True
         return False
 
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+
+def apart(conf: Mapping[str, Any], server: RedisServer) -> dict[str, Any]:
+    """This configuration with the broker and the locks on another server: for tests of what looks
+    at everything that is there. Results stay: they are asked for by their ids, and outlive a test.
+    """
+    return {**conf, "redislock_url": f"{server.url}/0", "broker_url": f"{server.url}/1"}

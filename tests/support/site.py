@@ -1,21 +1,37 @@
-"""The page of `celery redislock web`, served in a thread as the command serves it."""
+"""The page for an ASGI project, served in a thread by uvicorn."""
 
 from __future__ import annotations
 
 import json
+import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
 import httpx
+import uvicorn
 
-from celery_redislock.ops.web.app import Web
-from celery_redislock.ops.web.guard import LOCAL
-from celery_redislock.ops.web.serve import Server, listen
+from celery_redislock.web import asgi_app
 from tests.support.waiting import eventually
 
 TOKEN = "the-token-of-the-tests"
+
+
+class _Server(uvicorn.Server):
+    """Ends the streams, too, which never end by themselves."""
+
+    def __init__(self, web: Any) -> None:
+        super().__init__(
+            uvicorn.Config(
+                web, log_level="critical", server_header=False, timeout_graceful_shutdown=1
+            )
+        )
+        self._web = web
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._web.close()
+        await super().shutdown(sockets)
 
 
 class Site:
@@ -23,25 +39,21 @@ class Site:
 
     Args:
         app: the Celery app.
-        token: what breaking needs; None: the page only reads.
-        hosts: at which it answers.
+        token: what orders need; None: the page only reads.
         every: seconds between two looks.
-        more: see `Web`.
+        more: see `asgi_app`.
     """
 
-    def __init__(
-        self,
-        app: Any,
-        token: str | None = None,
-        hosts: Sequence[str] = LOCAL,
-        every: float = 0.2,
-        **more: Any,
-    ) -> None:
-        self._listening = listen("127.0.0.1", 0)
-        self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
+    #: What serves it.
+    server: type[uvicorn.Server] = _Server
+
+    def __init__(self, app: Any, token: str | None = None, every: float = 0.2, **more: Any) -> None:
+        allow = {"allow_break": True, "token": token} if token else {}
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listening.getsockname()[1])
+        self.address = f"127.0.0.1:{self.port}"
         self.url = f"http://{self.address}/"
-        self.web = Web(app, token, hosts, every, **more)
-        self._server = Server(self.web)
+        self._server = self.server(asgi_app(app, every=every, **allow, **more))
         self._thread = threading.Thread(target=self._server.run, args=([self._listening],))
 
     def __enter__(self) -> Site:
@@ -67,17 +79,27 @@ class Site:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         return self.http.get(f"/{path}", headers=named)
 
-    def order(self, body: Any, **headers: str) -> httpx.Response:
-        """What it answers to an order to break a lock."""
-        given = {"content-type": "application/json", **headers}
+    def lock(self, **which: str) -> Any:
+        """All about the lock with this key or name."""
+        answer = self.http.get("/api/lock", params=which)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def order(
+        self, body: Any, token: str | None = None, what: str = "break", **headers: str
+    ) -> Any:
+        """What it answers to an order, to break a lock say."""
+        allowed = {} if token is None else {"authorization": f"Bearer {token}"}
+        given = {"content-type": "application/json", **allowed, **headers}
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return self.http.post("/api/locks/break", headers=given, content=content)
+        return self.http.post(f"/api/locks/{what}", headers=given, content=content)
 
 
 def messages(site: Site, accept_encoding: str = "gzip") -> Iterator[dict[str, Any]]:
     """What a viewer is told, one after another."""
     accepts = {"accept-encoding": accept_encoding}
     with site.http.stream("GET", "/api/stream", headers=accepts) as answer:
+        assert answer.status_code == 200
         assert ("content-encoding" in answer.headers) is (accept_encoding == "gzip")
         assert answer.headers["content-type"].startswith("text/event-stream")
         for line in answer.iter_lines():

@@ -21,7 +21,6 @@ import redis
 from celery import Celery, shared_task
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from celery.signals import task_postrun
-from celery.worker.control import inspect_command
 
 from celery_redislock import (
     Coalesce,
@@ -30,7 +29,6 @@ from celery_redislock import (
     LockLost,
     Queue,
     Raise,
-    RedisLock,
     Replace,
     SingletonTask,
     Skip,
@@ -38,7 +36,6 @@ from celery_redislock import (
     current_lock,
     lock_conflict,
 )
-from celery_redislock.lock.forks import between_forks
 from tests.support.journal import Journal
 from tests.support.unique import UNIQUE
 
@@ -65,12 +62,6 @@ if beat := CONF.get("test_beat"):
     }
 
 journal = Journal(redis.Redis.from_url(CONF.get("test_journal", "redis://"), decode_responses=True))
-
-
-@inspect_command()
-def forks_wait(state: Any) -> bool:
-    """Whether the forks of the main process wait for its threads."""
-    return between_forks._in_use
 
 
 def pause(seconds: float) -> None:
@@ -132,6 +123,7 @@ defer_briefly = singleton(
 )(body)
 defer_long = singleton(name="defer_long", on_conflict=Defer(delay=60))(body)
 wait = singleton(name="wait", on_conflict=Wait())(body)
+wait_long = singleton(name="wait_long", lock_ttl=60, on_conflict=Wait())(body)
 wait_briefly = singleton(name="wait_briefly", on_conflict=Wait(timeout=0.3, then=Raise()))(body)
 wait_late = singleton(name="wait_late", acks_late=True, lock_ttl=5, on_conflict=Wait(timeout=1.5))(
     body
@@ -169,7 +161,6 @@ two_at_once_late = singleton(
 two_at_once_queued = singleton(name="two_at_once_queued", lock_limit=2, on_conflict="queue")(body)
 pauses = singleton(name="pauses", lock_min_hold=6)(body)
 pauses_always = singleton(name="pauses_always", lock_min_hold=6, lock_min_hold_after="any")(body)
-pauses_queued = singleton(name="pauses_queued", lock_min_hold=1, on_conflict="queue")(body)
 ticks = singleton(name="ticks", lock_min_hold=1.5)(body)
 refuse = singleton(name="refuse", on_conflict="raise")(body)
 warning = {"lock_key": "warns:{label}", "lock_warn_after": 3}
@@ -207,8 +198,7 @@ replaced_by_abort = singleton(
 )(body)
 
 
-@singleton(name="replaced_gently", on_conflict=Replace(grace=60))
-def replaced_gently(self: Any, label: str, seconds: float = 60.0, how: str = "ensure") -> Any:
+def end_gently(self: Any, label: str, seconds: float = 60.0, how: str = "ensure") -> Any:
     """Looks whether it is to end, and ends as it is told."""
     journal.write("start", label, self.request)
     until = time.monotonic() + seconds
@@ -222,18 +212,10 @@ def replaced_gently(self: Any, label: str, seconds: float = 60.0, how: str = "en
     return label
 
 
-@singleton(name="replaced_gently_result", on_conflict=Replace(grace=60, result=["replaced"]))
-def replaced_gently_result(self: Any, label: str, seconds: float = 60.0) -> Any:
-    """Looks whether it is to end."""
-    journal.write("start", label, self.request)
-    until = time.monotonic() + seconds
-    try:
-        while time.monotonic() < until:
-            self.lock.ensure()
-            time.sleep(0.02)
-    finally:
-        journal.write("end", label, self.request)
-    return label
+replaced_gently = singleton(name="replaced_gently", on_conflict=Replace(grace=60))(end_gently)
+replaced_gently_result = singleton(
+    name="replaced_gently_result", on_conflict=Replace(grace=60, result=["replaced"])
+)(end_gently)
 
 
 @singleton(name="named", lock_key="{label}")
@@ -256,32 +238,41 @@ for name, options in UNIQUE.items():
     singleton(name=name, **options)(body)
 
 
-@singleton(name="unique_retries", lock_scope="queued+running", max_retries=3)
-def unique_retries(self: Any, label: str, times: int = 1, countdown: float = 0) -> Any:
-    journal.write("start", label, self.request, {"fence": self.lock.fence})
-    journal.write("end", label, self.request)
-    if self.request.retries < times:
-        raise self.retry(countdown=countdown)
-    return self.request.retries
+def try_again(self: Any, label: str, times: int = 1, countdown: float = 0) -> Any:
+    try:
+        journal.write("start", label, self.request, {"fence": self.lock.fence})
+        pause(0.05)
+        if self.request.retries < times:
+            raise self.retry(countdown=countdown)
+        return self.request.retries
+    finally:
+        journal.write("end", label, self.request)
 
 
-@singleton(name="unique_queued_retries", lock_scope="queued", max_retries=3)
-def unique_queued_retries(self: Any, label: str, times: int = 1, countdown: float = 0) -> Any:
-    journal.write("start", label, self.request, {"fence": self.lock.fence})
-    if self.request.retries < times:
-        raise self.retry(countdown=countdown)
-    return self.request.retries
+retries = singleton(name="retries", max_retries=3)(try_again)
+retries_held = singleton(name="retries_held", max_retries=3, lock_across_retries="hold")(try_again)
+unique_retries = singleton(name="unique_retries", lock_scope="queued+running", max_retries=3)(
+    try_again
+)
+unique_queued_retries = singleton(name="unique_queued_retries", lock_scope="queued", max_retries=3)(
+    try_again
+)
 
 
-@singleton(name="unique_pages", lock_scope="queued+running", acks_late=True)
-def unique_pages(self: Any, label: str, left: int = 2) -> Any:
-    """Goes on by replacing itself."""
+def turn_pages(self: Any, label: str, left: int = 2) -> Any:
+    """Goes on by replacing itself, under the same lock and, as Celery does it, the same id."""
     journal.write("start", label, self.request)
     journal.write("end", label, self.request)
     if left:
         here = self.request.delivery_info["routing_key"]
         return self.replace(self.s(label, left - 1).set(queue=here))
     return "last page"
+
+
+pages = singleton(name="pages", acks_late=True, max_retries=3)(turn_pages)
+unique_pages = singleton(name="unique_pages", lock_scope="queued+running", acks_late=True)(
+    turn_pages
+)
 
 
 @singleton(name="sends_itself", lock_scope="queued+running")
@@ -309,18 +300,6 @@ describes = singleton(name="describes", on_conflict=Defer(delay=0.2))(describe)
 queued_describes = singleton(name="queued_describes", on_conflict="queue")(describe)
 
 
-@singleton(name="retries", max_retries=3)
-def retries(self: Any, label: str, times: int = 1, countdown: float = 0) -> Any:
-    try:
-        journal.write("start", label, self.request, {"fence": self.lock.fence})
-        pause(0.05)
-        if self.request.retries < times:
-            raise self.retry(countdown=countdown)
-        return self.request.retries
-    finally:
-        journal.write("end", label, self.request)
-
-
 def newest_retries(self: Any, label: str, seconds: float = 0.05, times: int = 0) -> Any:
     journal.write("start", label, self.request)
     pause(seconds)
@@ -333,24 +312,6 @@ def newest_retries(self: Any, label: str, seconds: float = 0.05, times: int = 0)
 NEWEST = {"coalesced_retries": "coalesce", "debounced_retries": Debounce(quiet=1, max_wait=3)}
 for name, policy in NEWEST.items():
     singleton(name=name, max_retries=3, on_conflict=policy)(newest_retries)
-
-
-@singleton(name="retries_held", max_retries=3, lock_across_retries="hold")
-def retries_held(self: Any, label: str, times: int = 1, countdown: float = 0) -> Any:
-    journal.write("start", label, self.request, {"fence": self.lock.fence})
-    journal.write("end", label, self.request)
-    if self.request.retries < times:
-        raise self.retry(countdown=countdown)
-    return self.request.retries
-
-
-@singleton(name="autoretries", autoretry_for=(ValueError,), max_retries=2, default_retry_delay=0)
-def autoretries(self: Any, label: str) -> Any:
-    journal.write("start", label, self.request)
-    journal.write("end", label, self.request)
-    if self.request.retries < 1:
-        raise ValueError("once")
-    return self.request.retries
 
 
 @singleton(name="retries_and_goes_on", max_retries=3)
@@ -370,17 +331,6 @@ def replaces(self: Any, label: str) -> Any:
     journal.write("end", label, self.request)
     here = self.request.delivery_info["routing_key"]
     return self.replace(skip.s(label, 0.05).set(queue=here))
-
-
-@singleton(name="pages", acks_late=True, max_retries=3)
-def pages(self: Any, label: str, left: int = 2) -> Any:
-    """Goes on by replacing itself, under the same lock and, as Celery does it, the same id."""
-    journal.write("start", label, self.request)
-    journal.write("end", label, self.request)
-    if left:
-        here = self.request.delivery_info["routing_key"]
-        return self.replace(self.s(label, left - 1).set(queue=here))
-    return "last page"
 
 
 @singleton(name="hard_limited", lock_ttl=60, time_limit=1)
@@ -521,15 +471,6 @@ def chained(self: Any, label: str, number: int = 0) -> Any:
     journal.write("start", label, self.request)
     journal.write("end", label, self.request)
     return label
-
-
-@app.task(name="uses_redis_lock", bind=True)
-def uses_redis_lock(self: Any, label: str, seconds: float = 0.2) -> int:
-    with RedisLock(CONF["redislock_url"], f"lock:{label}", ttl=6, timeout=30) as lock:
-        journal.write("start", label, self.request)
-        pause(seconds)
-        journal.write("end", label, self.request)
-        return lock.fence
 
 
 @singleton(name="computes", lock_ttl=2)

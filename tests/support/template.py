@@ -26,6 +26,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+#: Not `celery.worker.consumer`: it takes over what an app may patch before it is imported.
 IMPORTED = (
     *("celery.apps.beat", "celery.apps.worker", "celery.backends.redis", "celery.bin.amqp"),
     *("celery.bin.beat", "celery.bin.worker", "click_plugins", "click_repl", "celery.app.control"),
@@ -33,6 +34,8 @@ IMPORTED = (
     *("celery.fixups.django", "celery.worker.components", "celery.worker.strategy"),
     *("kombu.transport.pyamqp", "kombu.transport.redis", "redis.sentinel"),
 )
+#: Where it is set, each worker would compile anew what it imports: most of its start.
+NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
 #: Where Python looked for modules when this process began, apart from its own places.
 IMPORTED_FROM = os.environ.get("PYTHONPATH")
 
@@ -88,6 +91,7 @@ class Template:
             self._popen = subprocess.Popen(
                 [sys.executable, "-u", "-m", __name__, str(theirs.fileno())],
                 cwd=Path(__file__).parents[2],
+                env={name: value for name, value in os.environ.items() if name != NO_BYTECODE},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
             )

@@ -12,12 +12,11 @@ import sys
 import tempfile
 import uuid
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from celery import Celery
 
-from .template import Forked, Template, suits
+from .template import NO_BYTECODE, Forked, Template, suits
 from .waiting import eventually
 
 if TYPE_CHECKING:
@@ -54,6 +53,7 @@ class Process:
             "PYTHONUNBUFFERED": "1",
             "TMPDIR": self._folder.name,
         }
+        environment.pop(NO_BYTECODE, None)
         if package is not None:
             environment["PYTHONPATH"] = f"{package}{os.pathsep}{ROOT}"
         command = ("-A", app, *arguments)
@@ -71,17 +71,6 @@ class Process:
                     start_new_session=True,
                 )
         running[self.pid] = self
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     @property
     def pid(self) -> int:
@@ -101,8 +90,19 @@ class Process:
         os.killpg(self.pid, signal.SIGKILL)
         self.popen.wait()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """End the process and whatever it started; leave nothing behind."""
+        if "COVERAGE_PROCESS_CONFIG" in os.environ:  # `make coverage`: what it ran is still to save
+            for signum in (signal.SIGTERM, signal.SIGQUIT):
+                self.popen.send_signal(signum)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.popen.wait(3)
         with contextlib.suppress(ProcessLookupError):
             self.kill()
         self.popen.wait()
@@ -150,14 +150,14 @@ class Worker(Process):
 
 
 def make_app(conf: dict[str, Any]) -> Celery:
-    """The sender's app: other process, no task code.
+    """The sender's app: other process, no task code. What only tests' workers know is left out.
 
     A result of its that outlives the server, in a failed test's traceback say, is not to look for
     it for twenty seconds when it is collected.
     """
     app = Celery("sender", set_as_current=False)
     app.conf.result_backend_transport_options = {"retry_policy": {"max_retries": 1}}
-    app.conf.update(conf)
+    app.conf.update({name: value for name, value in conf.items() if not name.startswith("test_")})
     return app
 
 

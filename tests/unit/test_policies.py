@@ -55,110 +55,61 @@ class FakeConflict:
         return "failed"
 
 
-def test_skip_ends_the_task_without_a_result() -> None:
-    conflict = FakeConflict()
-    assert Skip().act(conflict) == "skipped"
-    assert conflict.calls == [("skip", NO_RESULT)]
+GIVE_UP = Wait(timeout=2, then=Skip(result="gave up"))
+TEN_SECONDS = Defer(delay=1, max_wait=10, then=Raise())
 
 
-@pytest.mark.parametrize("result", [None, 0, False, "", {"skipped": True}])
-def test_skip_with_a_result_gives_that_result_also_if_it_is_none(result: Any) -> None:
-    conflict = FakeConflict()
-    assert Skip(result=result).act(conflict) == "skipped"
-    assert conflict.calls == [("skip", result)]
+@pytest.mark.parametrize(
+    ("policy", "facts", "verbs"),
+    [
+        (Skip(), {}, [("skip", NO_RESULT)]),
+        *((Skip(result=each), {}, [("skip", each)]) for each in (None, 0, False, "", {"a": True})),
+        (Raise(), {}, [("fail",)]),
+        (Wait(), {"wait_succeeds": True}, [("wait", None), ("run",)]),
+        (Wait(timeout=5, then=Raise()), {"wait_succeeds": True}, [("wait", 5), ("run",)]),
+        (Wait(timeout=0, then=Raise()), {}, [("wait", 0), ("fail",)]),
+        (Wait(timeout=1), {}, [("wait", 1), ("skip", NO_RESULT)]),
+        (Defer(delay=7), {}, [("defer", 7)]),
+        (Defer(delay=1, backoff=2), {"deferrals": 2}, [("defer", 4)]),
+        (Defer(), {"waited": 1e9, "deferrals": 10**6}, [("defer", 5)]),
+        (TEN_SECONDS, {"waited": 9.9}, [("defer", 1)]),
+        (TEN_SECONDS, {"waited": 10}, [("fail",)]),
+        (Defer(max_wait=0), {"waited": 10}, [("skip", NO_RESULT)]),
+        (
+            Defer(max_wait=60, then=GIVE_UP),
+            {"waited": 60},
+            [("wait", 2), ("skip", "gave up")],
+        ),
+    ],
+    ids=repr,
+)
+def test_a_policy_ends_a_conflict_with_its_verb(policy, facts, verbs) -> None:
+    conflict = FakeConflict(**facts)
+
+    ended = policy.act(conflict)
+
+    assert conflict.calls == verbs
+    assert ended == getattr(FakeConflict(), verbs[-1][0])(*verbs[-1][1:])
 
 
-def test_raise_fails_the_task() -> None:
-    conflict = FakeConflict()
-    assert Raise().act(conflict) == "failed"
-    assert conflict.calls == [("fail",)]
-
-
-def test_wait_runs_the_task_once_the_lock_is_taken() -> None:
-    conflict = FakeConflict(wait_succeeds=True)
-    assert Wait(timeout=5, then=Raise()).act(conflict) == "ran"
-    assert conflict.calls == [("wait", 5), ("run",)]
-
-
-def test_wait_waits_for_ever_unless_told_otherwise() -> None:
-    conflict = FakeConflict(wait_succeeds=True)
-    Wait().act(conflict)
-    assert conflict.calls[0] == ("wait", None)
-
-
-def test_wait_in_vain_ends_in_what_comes_then_and_never_runs() -> None:
-    conflict = FakeConflict()
-    assert Wait(timeout=0, then=Raise()).act(conflict) == "failed"
-    assert conflict.calls == [("wait", 0), ("fail",)]
-
-
-def test_wait_in_vain_skips_unless_told_otherwise() -> None:
-    conflict = FakeConflict()
-    assert Wait(timeout=1).act(conflict) == "skipped"
-    assert conflict.calls == [("wait", 1), ("skip", NO_RESULT)]
-
-
-def test_defer_publishes_the_task_again() -> None:
-    conflict = FakeConflict()
-    assert Defer(delay=7).act(conflict) == "deferred"
-    assert conflict.calls == [("defer", 7)]
-
-
-def test_defer_grows_by_its_backoff_up_to_its_max_delay() -> None:
-    policy = Defer(delay=2, backoff=3, max_delay=50)
-    assert [policy.countdown(deferrals) for deferrals in range(5)] == [2, 6, 18, 50, 50]
-
-
-def test_defer_keeps_its_delay_without_a_backoff() -> None:
-    assert [Defer(delay=2).countdown(deferrals) for deferrals in (0, 1, 1000)] == [2, 2, 2]
-
-
-def test_a_delay_is_never_more_than_max_delay() -> None:
-    assert Defer(delay=100, max_delay=10).countdown(0) == 10
-
-
-def test_a_long_delay_is_kept_where_no_max_delay_is_given() -> None:
-    assert [Defer(delay=3600).countdown(deferrals) for deferrals in (0, 1)] == [3600, 3600]
-    assert Defer(delay=100, backoff=2).countdown(3) == 100
-    assert Defer(delay=10, backoff=2).countdown(100) == 60
-
-
-@pytest.mark.parametrize("backoff", [2, 2.0, 1e300])
-def test_after_thousands_of_deferrals_the_delay_is_still_a_number(backoff: float) -> None:
-    assert Defer(delay=1.5, backoff=backoff).countdown(5000) == 60
-
-
-def test_a_delay_of_nothing_stays_nothing_after_thousands_of_deferrals() -> None:
-    assert Defer(delay=0, backoff=2.0).countdown(5000) == 0
-
-
-def test_defer_counts_the_deferrals_that_were_before() -> None:
-    conflict = FakeConflict(deferrals=2)
-    Defer(delay=1, backoff=2).act(conflict)
-    assert conflict.calls == [("defer", 4)]
-
-
-def test_defer_goes_on_until_max_wait_is_over() -> None:
-    policy = Defer(delay=1, max_wait=10, then=Raise())
-    assert policy.act(FakeConflict(waited=9.9)) == "deferred"
-    assert policy.act(FakeConflict(waited=10)) == "failed"
-
-
-def test_defer_without_a_max_wait_goes_on_for_ever() -> None:
-    assert Defer().act(FakeConflict(waited=1e9, deferrals=10**6)) == "deferred"
-
-
-def test_defer_in_vain_skips_unless_told_otherwise() -> None:
-    conflict = FakeConflict(waited=10)
-    Defer(max_wait=0).act(conflict)
-    assert conflict.calls == [("skip", NO_RESULT)]
-
-
-def test_policies_follow_one_another() -> None:
-    conflict = FakeConflict(waited=60)
-    policy = Defer(max_wait=60, then=Wait(timeout=2, then=Skip(result="gave up")))
-    assert policy.act(conflict) == "skipped"
-    assert conflict.calls == [("wait", 2), ("skip", "gave up")]
+@pytest.mark.parametrize(
+    ("policy", "countdowns"),
+    [
+        (Defer(delay=2, backoff=3, max_delay=50), {0: 2, 1: 6, 2: 18, 3: 50, 4: 50}),
+        (Defer(delay=2), {0: 2, 1: 2, 1000: 2}),
+        (Defer(delay=100, max_delay=10), {0: 10}),
+        # Without a max_delay a long delay is kept, and grows to no more than a minute.
+        (Defer(delay=3600), {0: 3600, 1: 3600}),
+        (Defer(delay=100, backoff=2), {3: 100}),
+        (Defer(delay=10, backoff=2), {100: 60}),
+        # After thousands of deferrals it is still a number.
+        *((Defer(delay=1.5, backoff=each), {5000: 60}) for each in (2, 2.0, 1e300)),
+        (Defer(delay=0, backoff=2.0), {5000: 0}),
+    ],
+    ids=repr,
+)
+def test_a_delay_grows_by_its_backoff_up_to_its_max_delay(policy, countdowns) -> None:
+    assert {each: policy.countdown(each) for each in countdowns} == countdowns
 
 
 def test_a_policy_of_ones_own_ends_the_conflict_with_a_verb() -> None:

@@ -16,7 +16,8 @@ from tests.support.journal import Journal
 #: What the test gave to the worker. Empty in the test's own process.
 CONF: dict[str, Any] = json.loads(os.environ.get("TEST_CONF", "{}"))
 
-journal = Journal(redis.Redis.from_url(CONF.get("test_journal", "redis://"), decode_responses=True))
+client = redis.Redis.from_url(CONF.get("test_journal", "redis://"), decode_responses=True)
+journal = Journal(client)
 
 
 def new_app(name: str, conf: Mapping[str, Any]) -> Celery:

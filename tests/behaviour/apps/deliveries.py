@@ -7,30 +7,24 @@ test lets it go.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import time
 from collections.abc import Iterator
 from typing import Any
 
-import redis
-from celery import Celery, chain
+from celery import chain
 from celery.signals import before_task_publish
 from kombu.common import Broadcast
 
 from celery_redislock import Defer, Queue, Replace, SingletonTask, Wait
-from tests.behaviour.apps.contexts import CONTEXTS
-from tests.support.journal import Journal
 
-CONF: dict[str, Any] = json.loads(os.environ.get("TEST_CONF", "{}"))
+from .bodies import CONF, client, journal, new_app
+from .contexts import CONTEXTS
 
-app = Celery("deliveries")
-app.conf.update({k: v for k, v in CONF.items() if not k.startswith("test_")})
+app = new_app("deliveries", CONF)
 if name := CONF.get("test_broadcast"):
     app.conf.task_queues = (Broadcast(name),)
-client = redis.Redis.from_url(CONF.get("test_journal", "redis://"), decode_responses=True)
-journal = Journal(client)
 
 
 def stand(request: Any, seconds: float | None) -> None:
@@ -95,24 +89,6 @@ def in_context(self: Any, label: str, where: str = "") -> str:
 
 for name, base in CONTEXTS.items():
     singleton(name=name, base=base)(in_context)
-
-
-# -- reserved when it is sent -----------------------------------------------------------------
-
-
-@singleton(name="grown", lock_scope="queued+running")
-def grown(self: Any, label: str) -> str:
-    """Does not have the new argument yet, which the sender's code has."""
-    journal.write("start", label, self.request)
-    return label
-
-
-def no_key(label: str) -> str:
-    raise LookupError(f"no account of {label}")
-
-
-singleton(name="keyless", lock_scope="queued+running", lock_key=no_key)(body)
-singleton(name="reserved", lock_scope="queued+running")(body)
 
 
 # -- replaced by a canvas of its own ----------------------------------------------------------

@@ -22,6 +22,7 @@ class Forgetful(Policy):
 #: Each task's options. Where the key is a template, the tasks of that template share a lock.
 TASKS: dict[str, dict[str, Any]] = {
     "job": {"on_conflict": "queue"},
+    "long_job": {"on_conflict": "queue", "lock_ttl": 60},
     "quick_job": {"on_conflict": "queue", "lock_ttl": 2},
     "runs_unlocked": {"on_conflict": "queue", "on_redis_error": "run", "lock_ttl": 3},
     "raises_unlocked": {"on_conflict": "queue", "on_redis_error": "raise", "lock_ttl": 3},

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from typing import Any
 
-import redis
 from celery import Celery
 
 from celery_redislock import Defer, SingletonTask
-from tests.support.journal import Journal
 
-CONF: dict[str, Any] = json.loads(os.environ.get("TEST_CONF", "{}"))
+from .bodies import CONF, journal
 
 
 class Lingering(Celery):
@@ -26,7 +22,6 @@ class Lingering(Celery):
 
 app = Lingering("lingering")
 app.conf.update({k: v for k, v in CONF.items() if not k.startswith("test_")})
-journal = Journal(redis.Redis.from_url(CONF.get("test_journal", "redis://"), decode_responses=True))
 
 
 def deferred(self: Any, label: str) -> None:
@@ -34,5 +29,5 @@ def deferred(self: Any, label: str) -> None:
 
 
 OPTIONS = {"base": SingletonTask, "bind": True, "lock_key": "{label}", "soft_time_limit": 2}
-app.task(name="deferred", on_conflict=Defer(delay=4), **OPTIONS)(deferred)
-app.task(name="deferred_late", on_conflict=Defer(delay=4), acks_late=True, **OPTIONS)(deferred)
+app.task(name="deferred", on_conflict=Defer(delay=3), **OPTIONS)(deferred)
+app.task(name="deferred_late", on_conflict=Defer(delay=3), acks_late=True, **OPTIONS)(deferred)

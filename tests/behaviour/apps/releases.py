@@ -1,6 +1,6 @@
-"""One task in the releases of its project, before and after each change that is tested.
+"""Tasks in releases of their project: before and after the change that each is named after.
 
-A test imports this too, and asks the task for its keys.
+A test imports this too, and asks the tasks for their keys.
 """
 
 from __future__ import annotations
@@ -12,19 +12,21 @@ from celery import Celery, Task
 
 from celery_redislock import SingletonTask
 
-from .bodies import new_app, run
+from .bodies import CONF, new_app, run
 
-#: Of each change: the task's options before and after it.
+JOB: dict[str, Any] = {"lock_key": "job:{label}"}
+#: Of each task: its options before and after the change.
 OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "lock_key": ({"lock_key": ["label"]}, {"lock_key": "job:{label}"}),
+    "lock_key": ({"lock_key": ["label"]}, JOB),
     "date": ({"lock_key": lambda label, how=0.0: f"monday:{label}"},
              {"lock_key": lambda label, how=0.0: f"tuesday:{label}"}),
-    "signature": ({"lock_key": "job:{label}"}, {"lock_key": "job:{label}"}),
-    "name": ({"lock_key": "job:{label}"}, {"lock_key": "job:{label}", "name": "renamed_job"}),
-    "alias": ({"lock_key": "job:{label}"}, {"lock_key": "job:{label}", "name": "renamed_job"}),
-    "base": ({"lock_key": "job:{label}"}, {"base": Task}),
-    "disabled": ({"lock_key": "job:{label}"}, {"lock_key": "job:{label}"}),
+    "signature": (JOB, JOB),
+    "name": (JOB, {**JOB, "name": "new_name"}),
+    "alias": (JOB, {**JOB, "name": "name_with_an_alias"}),
+    "base": (JOB, {"base": Task}),
 }  # fmt: skip
+#: Those that a release also has under their old names, as docs/deploying.md says.
+ALIASES = {1: (), 2: ("alias",), 3: ("alias", "name")}
 
 
 def of_two_parameters(self: Any, label: str, how: str | float = 0.0) -> str:
@@ -35,19 +37,19 @@ def of_three_parameters(self: Any, label: str, how: str | float, account: int) -
     return run(self, label, how)
 
 
-def release(number: int, change: str, conf: Mapping[str, Any]) -> Celery:
-    """The app of the release before this change (1), or after it (2)."""
-    settings: dict[str, Any] = {}
-    if change == "disabled" and number == 2:
-        settings["redislock_enabled"] = False
-    app = new_app("releases", {**conf, **settings})
-    options: dict[str, Any] = {"name": "job", "base": SingletonTask}
-    options.update(OPTIONS[change][number - 1])
-    if options["base"] is SingletonTask:
-        options.update(lock_ttl=2, on_conflict="queue")
-    changed = change == "signature" and number == 2
-    body = of_three_parameters if changed else of_two_parameters
-    app.task(bind=True, shared=False, **options)(body)
-    if change == "alias":  # also under its old name, as docs/deploying.md has it
-        app.task(bind=True, shared=False, **{**options, "name": "job"})(body)
+def release(number: int, conf: Mapping[str, Any]) -> Celery:
+    """The app of the release before the changes (1), after them (2), or with all aliases (3)."""
+    app = new_app("releases", conf)
+    for change, (before, after) in OPTIONS.items():
+        options = {"name": change, "base": SingletonTask, **(before if number == 1 else after)}
+        if options["base"] is SingletonTask:
+            options.update(lock_ttl=2, on_conflict="queue")
+        changed = change == "signature" and number > 1
+        body = of_three_parameters if changed else of_two_parameters
+        app.task(bind=True, shared=False, **options)(body)
+        if change in ALIASES[number]:
+            app.task(bind=True, shared=False, **{**options, "name": change})(body)
     return app
+
+
+app = release(CONF.get("test_release", 1), CONF)

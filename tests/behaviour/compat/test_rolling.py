@@ -9,8 +9,8 @@ import uuid
 import pytest
 
 from celery_redislock.compat import celery_once, celery_singleton
-from tests.behaviour.test_turns_nobody_takes import NO_PLUGINS
 from tests.support.waiting import eventually
+from tests.support.workers import ROOT
 
 #: Tasks of both packages.
 TASKS = ["slow_task", "only_one", "slow_add", "unlocked_task", "do_or_raise", "do_something"]
@@ -115,7 +115,7 @@ def test_the_order_workers_then_senders_runs_each_task_once_and_leaves_nothing(
 @pytest.fixture
 def old_worker(start_worker, sides, monkeypatch, queue):
     """A worker of their side where this package is not even installed. Returns its queue."""
-    monkeypatch.setenv("PYTHONPATH", str(NO_PLUGINS))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests/behaviour/apps/no_plugins"))
     start_worker(app="tests.behaviour.compat.jobs", queues=queue, conf=sides["theirs"])
     return queue
 

@@ -5,16 +5,36 @@ from __future__ import annotations
 import pytest
 
 from celery_redislock import TaskReplaced
-from tests.behaviour.deliveries.conftest import lines_of
+from tests.behaviour.deliveries.conftest import APP, lines_of
 from tests.support.waiting import eventually
 
 SKEWED = "tests.behaviour.apps.skewed"
 
 
-@pytest.fixture
-def ahead(queue):
-    """The queue of a worker whose clock is ahead."""
-    return f"{queue}-ahead"
+@pytest.fixture(scope="module")
+def queue():
+    return "newest"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def right(start_module_worker, queue):
+    """A worker whose clock is right."""
+    return start_module_worker(app=APP, queues=queue, concurrency=4)
+
+
+@pytest.fixture(scope="module")
+def ahead(start_module_worker, queue):
+    """Gives a worker with one slot whose clock is so many seconds ahead, and its queue."""
+    made = {}
+
+    def ahead(skew):
+        if skew not in made:
+            conf = {"test_skew": skew, "worker_prefetch_multiplier": 4}
+            where = {"app": SKEWED, "queues": f"{queue}-{skew}", "concurrency": 1}
+            made[skew] = start_module_worker(conf=conf, **where)
+        return made[skew], f"{queue}-{skew}"
+
+    return ahead
 
 
 def await_conflict(worker, result, policy):
@@ -28,13 +48,12 @@ def await_conflict(worker, result, policy):
 @pytest.mark.parametrize("skew", [0.5, 5.0])
 @pytest.mark.parametrize("policy", ["coalesce", "replace"])
 def test_the_last_trigger_gets_its_run_though_the_one_before_came_to_a_clock_ahead(
-    start, send_here, journal, label, started, queue, ahead, policy, skew
+    right, ahead, send_here, journal, label, started, policy, skew
 ):
-    right = start(concurrency=3)
-    wrong = start(app=SKEWED, queues=ahead, concurrency=2, conf={"test_skew": skew})
+    wrong, there = ahead(skew)
     holder = send_here(policy, label, None)
     started()
-    second = send_here(policy, label, queue=ahead)
+    second = send_here(policy, label, queue=there)
     await_conflict(wrong, second, policy)
     last = send_here(policy, label)
     await_conflict(right, last, policy)
@@ -48,12 +67,9 @@ def test_the_last_trigger_gets_its_run_though_the_one_before_came_to_a_clock_ahe
 
 
 @pytest.mark.parametrize("skew", [0.5, 5.0])
-def test_a_newer_run_replaces_one_on_a_clock_ahead(
-    start, send_here, journal, label, started, ahead, skew
-):
-    start(app=SKEWED, queues=ahead, concurrency=2, conf={"test_skew": skew})
-    start(concurrency=2)
-    older = send_here("replaced_late", label, queue=ahead)
+def test_a_newer_run_replaces_one_on_a_clock_ahead(ahead, send_here, journal, label, started, skew):
+    _, there = ahead(skew)
+    older = send_here("replaced_late", label, queue=there)
     started()
     newer = send_here("replaced_late", label, 0.1)
     told = eventually(lambda: newer.ready() or journal.count(label, "told"), "it is told to end")
@@ -63,21 +79,16 @@ def test_a_newer_run_replaces_one_on_a_clock_ahead(
 
 
 @pytest.fixture(params=[0.0, 5.0], ids=["right clocks", "its clock ahead"])
-def kept_back(request, start, send_here, journal, label, ahead):
+def kept_back(request, ahead, send_here, journal, label):
     """Sends a task to a busy worker, which keeps it until `let_go`; and lets it look at it."""
-    worker = start(
-        app=SKEWED,
-        queues=ahead,
-        concurrency=1,
-        conf={"test_skew": request.param, "worker_prefetch_multiplier": 4},
-    )
-    long = send_here("occupies", f"{label}-long", queue=ahead)
+    worker, there = ahead(request.param)
+    long = send_here("occupies", f"{label}-long", queue=there)
     eventually(lambda: journal.count(f"{label}-long", "start"), "the only slot is taken")
 
     class KeptBack:
         def send(self, policy):
             self.policy = policy
-            self.result = send_here(policy, label, queue=ahead)
+            self.result = send_here(policy, label, queue=there)
             eventually(lambda: lines_of(worker, self.result.id, "received"), "it is prefetched")
             return self.result
 
@@ -89,9 +100,8 @@ def kept_back(request, start, send_here, journal, label, ahead):
 
 
 def test_what_was_kept_back_does_not_end_a_newer_one_that_runs(
-    start, send_here, journal, label, started, kept_back
+    send_here, journal, label, started, kept_back
 ):
-    start(concurrency=2)
     old = kept_back.send("replace")
     newer = send_here("replace", label, None)
     started()
@@ -105,9 +115,8 @@ def test_what_was_kept_back_does_not_end_a_newer_one_that_runs(
 
 @pytest.mark.parametrize("policy", ["coalesce", "replace"])
 def test_what_was_kept_back_does_not_end_a_newer_one_that_waits(
-    start, send_here, journal, label, started, kept_back, policy
+    right, send_here, journal, label, started, kept_back, policy
 ):
-    right = start(concurrency=3)
     old = kept_back.send(policy)
     holder = send_here(policy, label, None)
     started()

@@ -100,7 +100,7 @@ def test_a_duplicate_comes_back_to_its_queue_and_runs(
     started()
     duplicate = site.send(kind, name, label)
     eventually(lambda: lines_of(worker, duplicate.id, "received"), "it came")
-    never(duplicate.ready, "it ended while the lock was held", 1.5)
+    never(duplicate.ready, "it ended while the lock was held", 1)
     journal.let_go(holder.id)
     assert duplicate.get(timeout=20)["route"] == site.route(kind)
     assert holder.get(timeout=5)["route"] == site.route("routes")

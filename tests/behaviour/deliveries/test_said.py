@@ -8,44 +8,52 @@ import signal
 import pytest
 
 from celery_redislock import TaskReplaced
-from tests.behaviour.deliveries.conftest import await_line
+from tests.behaviour.deliveries.conftest import APP, await_line
 from tests.support.waiting import eventually
+
+
+@pytest.fixture(scope="module")
+def queue():
+    return "said"
+
+
+@pytest.fixture(scope="module")
+def worker(start_module_worker, queue):
+    return start_module_worker(app=APP, queues=queue, concurrency=3)
 
 
 def retries_elsewhere(label, other="", countdown=60):
     """As the worker's."""
 
 
-def test_a_retry_with_other_arguments_does_not_keep_the_lock_of_the_old_ones(
-    start, define, journal, label, started
-):
-    task = define(
+@pytest.fixture
+def elsewhere(worker, define):
+    return define(
         retries_elsewhere, name="retries_elsewhere", lock_across_retries="hold", max_retries=3
     )
-    start()
-    retrying = task.delay(label, f"{label}-other", 60)
+
+
+def test_a_retry_with_other_arguments_does_not_keep_the_lock_of_the_old_ones(
+    elsewhere, journal, label
+):
+    retrying = elsewhere.delay(label, f"{label}-other", 60)
     eventually(lambda: journal.count(label, "end") == 1, "its first attempt ended")
-    eventually(lambda: task.lock_holder(label) is None, "the old arguments' lock is free", 3)
-    again = task.delay(label)
+    eventually(lambda: elsewhere.lock_holder(label) is None, "the old arguments' lock is free")
+    again = elsewhere.delay(label)
     assert again.get(timeout=10) == label
     assert not retrying.ready()
 
 
-def test_a_retry_with_other_arguments_runs_under_their_lock(start, define, journal, label):
-    task = define(
-        retries_elsewhere, name="retries_elsewhere", lock_across_retries="hold", max_retries=3
-    )
-    start()
+def test_a_retry_with_other_arguments_runs_under_their_lock(elsewhere, journal, label):
     other = f"{label}-other"
-    assert task.delay(label, other, 0).get(timeout=20) == other
+    assert elsewhere.delay(label, other, 0).get(timeout=20) == other
     assert journal.count(other, "start") == 1
-    eventually(lambda: task.lock_holder(other) is None, "its lock is free", 3)
+    eventually(lambda: elsewhere.lock_holder(other) is None, "its lock is free")
 
 
 def test_a_waiter_that_was_superseded_is_told_so_and_not_that_the_lock_is_held_by_a_waiter(
-    start, send_here, journal, label, started
+    worker, send_here, journal, label, started
 ):
-    worker = start(concurrency=3)
     holder = send_here("coalesce", label, None)
     started()
     second = send_here("coalesce", label)
@@ -64,9 +72,10 @@ def test_a_waiter_that_was_superseded_is_told_so_and_not_that_the_lock_is_held_b
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_bad_arguments_and_a_shutdown_are_no_error_of_ours(start, send_here, label, pool):
-    worker = start(pool=pool)
-    result = send_here("skip", label, 0.1, "one too many")
+def test_bad_arguments_and_a_shutdown_are_no_error_of_ours(start, sender, label, pool):
+    queue = f"said-{label}"
+    worker = start(pool=pool, queues=queue, concurrency=1)
+    result = sender.send_task("skip", [label, 0.1, "one too many"], queue=queue)
     with pytest.raises(TypeError):
         result.get(timeout=20)
     assert result.state == "FAILURE"

@@ -4,34 +4,51 @@ from __future__ import annotations
 
 import pytest
 
+from tests.behaviour.deliveries.conftest import APP
+from tests.support.servers import Proxy
 from tests.support.waiting import eventually
 
+ENDS_IN = {"alone": "second", "chain": "last"}
 
-@pytest.mark.parametrize(("how", "ends_in"), [("alone", "second"), ("chain", "last")])
+
+@pytest.fixture(scope="module")
+def slow_way(redis_server):
+    with Proxy(redis_server.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="module")
+def queues(start_module_worker, conf, slow_way):
+    """Of a worker whose way to the lock server may be slow, and of one whose way is fast."""
+    slow = {"redislock_url": slow_way.in_front_of(conf["redislock_url"])}
+    start_module_worker(app=APP, queues="successors-slow", conf=slow, concurrency=1)
+    start_module_worker(app=APP, queues="successors", concurrency=4)
+    return "successors-slow", "successors"
+
+
+@pytest.mark.parametrize("how", ENDS_IN)
 def test_a_replacement_that_comes_before_the_release_runs(
-    start, send_here, conf, proxy, journal, label, queue, how, ends_in
+    queues, slow_way, sender, journal, label, how
 ):
-    """The release is late: it goes by a slow way, and the replacement asks by a fast one."""
-    there = f"{queue}-there"
-    start(conf={"redislock_url": proxy.in_front_of(conf["redislock_url"])}, concurrency=1)
-    start(queues=there, concurrency=1)
-    result = send_here("hands_on", label, how, there)
+    """The release is late: it goes by the slow way, and the replacement asks by the fast one."""
+    here, there = queues
+    result = sender.send_task("hands_on", [label, how, there], queue=here)
     eventually(lambda: journal.count(label, "start") == 1, "it runs")
-    proxy.to_server.delay = 0.3
+    slow_way.to_server.delay = 0.3
     journal.let_go(result.id)
-    assert result.get(timeout=30) == ends_in
-    proxy.heal()
+    assert result.get(timeout=30) == ENDS_IN[how]
+    slow_way.heal()
     assert [entry.data for entry in journal.read(label, "start")] == ["first", "second"]
     assert journal.overlaps(label) == []
     assert journal.count(label, "last") == (how == "chain")
 
 
-@pytest.mark.parametrize("how", ["alone", "chain"])
-def test_no_replacement_is_skipped_in_many_runs(start, send_here, journal, label, queue, how):
-    start(concurrency=4)
-    labels = [f"{label}-{number}" for number in range(20)]
-    results = [send_here("hands_on", each, how, queue) for each in labels]
+@pytest.mark.parametrize("how", ENDS_IN)
+def test_no_replacement_is_skipped_in_many_runs(queues, sender, journal, label, how):
+    _, queue = queues
+    labels = [f"{label}-{number}" for number in range(12)]
+    results = [sender.send_task("hands_on", [each, how, queue], queue=queue) for each in labels]
     for result in results:
         journal.let_go(result.id)
-    ends_in = "last" if how == "chain" else "second"
-    assert [result.get(timeout=40, propagate=False) for result in results] == [ends_in] * 20
+    found = [result.get(timeout=40, propagate=False) for result in results]
+    assert found == [ENDS_IN[how]] * len(labels)

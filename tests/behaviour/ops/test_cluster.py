@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
+import time
 
 import pytest
 
 from celery_redislock import LockUnavailable, RedisLock
-from celery_redislock.app.entries import Entry
-from celery_redislock.app.settings import app_locks
 from celery_redislock.operations import list_locks
-from celery_redislock.protocol import calls, past, rooms
-from celery_redislock.protocol.claims import Parking
 from tests.support.clusters import ClusterSet
-from tests.support.looking import claim, make_app, run, take
+from tests.support.looking import client_of, end, lock_of, make_app, park, run, take, told
+from tests.support.waiting import eventually
 
 #: So many locks are on all nodes.
 LABELS = [f"label-{number}" for number in range(12)]
@@ -22,19 +19,11 @@ LABELS = [f"label-{number}" for number in range(12)]
 
 @pytest.fixture
 def app(cluster, label):
-    app = make_app(cluster.url, label, redislock_history=50)
-    yield app
-    app_locks(app).server.close()
-
-
-def told(app, *arguments):
-    result = run(app, *arguments, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.output)
+    return make_app(cluster.url, label, redislock_history=50)
 
 
 def test_all_locks_are_listed_and_can_be_broken(app, cluster):
-    keys = {take(app, "sync", each)[0].keys.lock for each in LABELS}
+    keys = {take(app, "sync", each).key for each in LABELS}
     assert len({cluster.primary_of(key).port for key in keys}) == 3
     assert {each["key"] for each in told(app, "list")} == keys
     broken = told(app, "break", "--force", "--all", "sync")["broken"]
@@ -45,9 +34,7 @@ def test_all_locks_are_listed_and_can_be_broken(app, cluster):
 def test_waiting_tasks_of_all_locks_are_seen_and_dropped(app):
     for each in LABELS:
         take(app, "report", each)
-        made = claim(app, "report", each, task_id=f"waits-{each}", token=f"token-{each}")
-        entry = Entry.of(app.tasks["report"], [each], {}, {"task_id": made.task_id, "headers": {}})
-        app_locks(app).server.run(rooms.park(made, Parking(entry.dump())))
+        park(app, "report", each, f"waits-{each}")
     assert [each["waiting"] for each in told(app, "list")] == [1] * len(LABELS)
     told(app, "drop-waiting", "--force", "--all", "report")
     assert [each["waiting"] for each in told(app, "list")] == [0] * len(LABELS)
@@ -55,10 +42,7 @@ def test_waiting_tasks_of_all_locks_are_seen_and_dropped(app):
 
 def test_runs_of_all_locks_are_in_the_history(app):
     for each in LABELS:
-        made = dataclasses.replace(claim(app, "sync", each), task="sync", history=50)
-        fence = app_locks(app).server.run(calls.acquire(made)).fence
-        end = calls.Release(run_end=past.end_text(fence, 1.0, "succeeded"))
-        assert app_locks(app).server.run(calls.settle(made, end)).ours
+        end(app, take(app, "sync", each, history=True))
     result = run(app, "history", "sync")
     assert result.output.count("succeeded") == len(LABELS)
 
@@ -66,17 +50,13 @@ def test_runs_of_all_locks_are_in_the_history(app):
 def test_while_a_node_is_away_what_the_others_have_is_shown_and_the_node_is_named(label):
     with ClusterSet(primaries=3, replicas=0) as own:
         app = make_app(own.url, label, redislock_history=50)
-        server = app_locks(app).server
-        held = {each: take(app, "sync", each)[0].keys.lock for each in LABELS}
+        held = {each: take(app, "sync", each).key for each in LABELS}
+        hour = int(time.time() // 3600)
         for each in LABELS:
-            made = dataclasses.replace(claim(app, "report", each), task="report", history=50)
-            fence = server.run(calls.acquire(made)).fence
-            late = claim(app, "report", each, task_id=f"late-{each}", token=f"late-{each}")
-            late = dataclasses.replace(late, task="report", history=50, turned_away=True)
-            server.run(calls.acquire(late))
-            ended = calls.Release(run_end=past.end_text(fence, 1.0, "succeeded"))
-            assert server.run(calls.settle(made, ended)).ours
-        keys = {each: claim(app, "report", each).keys.lock for each in LABELS}
+            run_of_it = take(app, "report", each, history=True, turned_away=1)
+            end(app, run_of_it)
+            client_of(app).hset(f"{run_of_it.bucket}:turned", "report", f"{hour}:1;")
+        keys = {each: lock_of(app, "report", each).key for each in LABELS}
         dead = own.primary_of(keys[LABELS[0]])
         there = [each for each in LABELS if own.primary_of(keys[each]) is not dead]
         locks = {key for key in held.values() if own.primary_of(key) is not dead}
@@ -85,9 +65,9 @@ def test_while_a_node_is_away_what_the_others_have_is_shown_and_the_node_is_name
         runs = run(app, "history", "report", "--json")
         skips = run(app, "history", "--skips", "--json")
         assert {each["key"] for each in json.loads(listed.stdout)} == locks
-        told = json.loads(runs.stdout)
-        assert {each["task_id"] for each in told} == {f"id-of-{each}" for each in there}
-        assert {each["how"] for each in told} == {"succeeded"}
+        shown = json.loads(runs.stdout)
+        assert {each["task_id"] for each in shown} == {f"id-of-{each}" for each in there}
+        assert {each["how"] for each in shown} == {"succeeded"}
         (counted,) = json.loads(skips.stdout)
         assert counted["turned_away"] == len(there)
         for result in (listed, runs, skips):
@@ -96,55 +76,66 @@ def test_while_a_node_is_away_what_the_others_have_is_shown_and_the_node_is_name
         for node in own.nodes:
             node.kill()
         assert "the lock server does not answer" in run(app, "history").stderr
-        server.close()
 
 
 def test_a_cluster_with_slots_that_no_node_has_is_not_shown_as_empty(label):
     with ClusterSet(primaries=3, replicas=0) as own:
         app = make_app(own.url, label, redislock_history=50)
-        server = app_locks(app).server
-        keys = {take(app, "sync", each)[0].keys.lock for each in LABELS}
+        keys = {take(app, "sync", each).key for each in LABELS}
         node = own.primary_of(next(iter(keys)))
         there = {key for key in keys if own.primary_of(key) is not node}
         ((first, last, _),) = [each for each in own.ranges(node) if each[2] == node.port]
-        for each in own.nodes:
+        # The owner first: else it tells the others again that it has them.
+        for each in sorted(own.nodes, key=lambda each: each is not node):
             with each.client() as client:
                 client.execute_command("CLUSTER", "DELSLOTSRANGE", first, last)
 
-        def listed(*arguments: str):
-            server.primaries()  # looks at the slots again
-            return run(app, *arguments)
+        def assigned(each):
+            with each.client() as client:
+                return int(client.cluster("INFO")["cluster_slots_assigned"])
 
-        for arguments in (["list", "--json"], ["history", "--json"]):
-            told = listed(*arguments)
-            assert told.exit_code == 1
-            assert f"{last + 1 - first} hash slots have no node" in told.stderr
-        assert {each["key"] for each in json.loads(listed("list", "--json").stdout)} == there
+        left = 16384 - (last + 1 - first)
+        eventually(lambda: all(assigned(each) == left for each in own.nodes), "all say so")
+        app = make_app(own.url, label)  # it has not seen the slots before
+        for command in ("list", "history"):
+            shown = run(app, command, "--json")
+            assert shown.exit_code == 1
+            assert f"{last + 1 - first} hash slots have no node" in shown.stderr
+            if command == "list":
+                assert {each["key"] for each in json.loads(shown.stdout)} == there
         with pytest.raises(LockUnavailable, match="hash slots have no node"):
             list_locks(app)
-        server.close()
 
 
-def test_one_node_of_a_cluster_behind_a_url_for_one_server_is_called_that(label):
-    with ClusterSet(primaries=3, replicas=0) as own:
-        for node in own.nodes:
-            app = make_app(node.url, label)
-            for arguments in (["list"], ["doctor"], ["show", "no-matter"]):
-                told = run(app, *arguments)
-                assert told.exit_code != 0, arguments
-                assert "one node of a Redis Cluster" in told.output
-                assert "redis+cluster://" in told.output
-                assert "does not answer" not in told.output
-            with pytest.raises(LockUnavailable, match=r"redis\+cluster://"):
-                RedisLock(app, label).acquire(timeout=5)
+def test_one_node_of_a_cluster_behind_a_url_for_one_server_is_called_that(cluster, label):
+    for node in cluster.nodes:
+        app = make_app(node.url, label)
+        for arguments in (["list"], ["doctor"], ["show", "no-matter"]):
+            shown = run(app, *arguments)
+            assert shown.exit_code != 0, arguments
+            assert "one node of a Redis Cluster" in shown.output
+            assert "redis+cluster://" in shown.output
+            assert "does not answer" not in shown.output
+        with pytest.raises(LockUnavailable, match=r"redis\+cluster://"):
+            RedisLock(app, label).acquire(timeout=5)
+
+
+def test_a_node_that_has_all_slots_of_a_cluster_or_none(label):
     with ClusterSet(primaries=1, replicas=0) as whole:
         app = make_app(whole.nodes[0].url, label)
         with RedisLock(app, label):
             assert run(app, "list").exit_code == 0, "one node has it all"
+            replication = [
+                (each["level"], each["what"])
+                for each in json.loads(run(app, "doctor", "--json").stdout)
+                if each["check"] == "replication"
+            ]
+            assert ("error", "the server is a node of a Redis Cluster") in replication
+
         app = make_app(whole.url, label)
         with whole.nodes[0].client() as client:
             client.flushall()
             client.execute_command("CLUSTER", "FLUSHSLOTS")
-        told = run(app, "list")
-        assert told.exit_code == 1
-        assert "16384 hash slots have no node" in told.stderr
+        shown = run(app, "list")
+        assert shown.exit_code == 1
+        assert "16384 hash slots have no node" in shown.stderr

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 
 import pytest
 
 from celery_redislock import AsyncRedisLock, Defer, LockUnavailable, RedisLock, SingletonTask
-from celery_redislock.app.settings import app_locks
-from celery_redislock.ops.doctor.patient import Patient
-from celery_redislock.ops.doctor.rights import COMMANDS
-from celery_redislock.ops.doctor.server import check_round_trip
-from celery_redislock.protocol import calls
-from celery_redislock.protocol.keys import lock_keys
-from celery_redislock.servers.looking import Looking
-from celery_redislock.servers.rights import Rights
-from celery_redislock.worker.sweeper import Sweeper
 from tests.support.clusters import ClusterSet, url_of_quorum
-from tests.support.looking import claim, make_app, run, take
+from tests.support.looking import (
+    client_of,
+    lock_named,
+    make_app,
+    run,
+    runs_without,
+    take,
+)
 from tests.support.rights import as_user, grant
 from tests.support.servers import RedisServer, SentinelSet, free_port
-from tests.support.waiting import eventually
 
 CHECKS = {
     *("tasks", "server", "version", "memory", "persistence", "replication", "rights"),
@@ -31,14 +27,18 @@ CHECKS = {
 }
 
 
+@pytest.fixture(scope="module")
+def sentinels():
+    with SentinelSet(sentinels=1) as servers:
+        yield servers
+
+
 @pytest.fixture
 def doctor(label):
     """Examines an app on this server, and gives the findings by check."""
-    apps = []
 
     def examine(url, status=0, arguments=(), tasks=None, **conf):
         app = make_app(url, label, **conf)
-        apps.append(app)
         for name, options in (tasks or {}).items():
 
             def body(x=None):
@@ -54,9 +54,7 @@ def doctor(label):
             by_check.setdefault(each["check"], []).append((each["level"], each["what"]))
         return by_check
 
-    yield examine
-    for app in apps:
-        app.tasks["sync"].app_locks.server.close()
+    return examine
 
 
 def test_a_sound_set_up_has_no_problems(own_redis, label, doctor):
@@ -267,11 +265,6 @@ def test_a_server_that_closes_idle_connections_or_is_slow_is_told(own_redis, doc
         client.config_set("timeout", "0")
     found = doctor(own_redis.url, redislock_ttl=0.5)
     assert found["time-outs"][0][0] == "warning"
-    patient = Patient(make_app(own_redis.url, label))
-    patient.__dict__["trips"] = ([0.001] * 19 + [0.9], 0.0)
-    assert [each.level for each in check_round_trip(patient)] == ["warning"]
-    patient.__dict__["trips"] = ([0.9] * 20, 0.0)
-    assert [each.level for each in check_round_trip(patient)] == ["error"]
 
 
 def test_values_and_tasks_of_others_under_the_prefix_are_told(client, redis_server, label, doctor):
@@ -286,7 +279,7 @@ def test_values_and_tasks_of_others_under_the_prefix_are_told(client, redis_serv
     assert doctor(redis_server.url)["prefix"] == [
         ("warning", "locks of tasks that this app does not know: elsewhere")
     ]
-    client.set(lock_keys(label, "theirs").lock, "not ours")
+    client.set(lock_named(label, "theirs").key, "not ours")
     assert "error" in {level for level, _ in doctor(redis_server.url, status=1)["prefix"]}
 
 
@@ -315,38 +308,14 @@ def test_keys_of_others_in_the_database_are_told_as_somebody_may_flush_it(own_re
         assert "database" not in doctor(f"{own_redis.url}/1", **brokers)
 
 
-def test_workers_of_another_broker_under_the_same_prefix_are_told(redis_server, label, doctor):
-    server = f"{redis_server.url}/0"
-
-    def project(key_prefix):
-        app = make_app(
-            server, label, broker_url=redis_server.url,
-            broker_transport_options={"global_keyprefix": key_prefix},
-        )  # fmt: skip
-        Sweeper(app).sweep()
-        return app
-
-    ours = {"broker_url": redis_server.url, "broker_transport_options": {"global_keyprefix": "a:"}}
-    with project("a:"):
-        assert doctor(server, **ours)["prefix"][0][0] == "ok"
-
-    def told():
-        with project("b:"):
-            ((level, what),) = doctor(server, **ours)["prefix"]
-        return level == "warning" and what
-
-    what = eventually(told, "they were seen: a worker looks every 2 s, and the key lives so long")
-    assert what.startswith("workers with another broker use these locks (1 ")
-
-
 def test_tasks_that_no_worker_takes_are_told_with_what_to_do(client, redis_server, label, doctor):
     seconds, _ = client.time()
     for lock, ids in (("report:v1:x", ["a:0.0", "b:0.0"]), ("report:v1:y", ["c:0.0"])):
-        keys = lock_keys(label, lock)
+        keys = lock_named(label, lock)
         for entry_id in ids:
-            client.rpush(keys.room, entry_id)
-            client.hset(keys.entries, entry_id, '|0|{"task":"renamed","task_id":"x"}')
-            client.zadd(keys.sent, {entry_id: (seconds - 120) * 1000})
+            client.rpush(keys["room"], entry_id)
+            client.hset(keys["entries"], entry_id, '|0|{"task":"renamed","task_id":"x"}')
+            client.zadd(keys["sent"], {entry_id: (seconds - 120) * 1000})
     ((level, what),) = doctor(redis_server.url)["not taken"]
     assert level == "warning"
     assert what.startswith("3 tasks of 2 locks, such as ")
@@ -355,9 +324,9 @@ def test_tasks_that_no_worker_takes_are_told_with_what_to_do(client, redis_serve
 def test_a_task_that_waits_under_a_name_that_the_app_does_not_know_needs_no_other_prefix(
     client, redis_server, label, doctor
 ):
-    keys = lock_keys(label, "renamed:v1:x")
-    client.rpush(keys.room, "a:0.0")
-    client.hset(keys.entries, "a:0.0", '|@0|{"task":"renamed","task_id":"a"}')
+    keys = lock_named(label, "renamed:v1:x")
+    client.rpush(keys["room"], "a:0.0")
+    client.hset(keys["entries"], "a:0.0", '|@0|{"task":"renamed","task_id":"a"}')
     assert doctor(redis_server.url)["prefix"] == [
         ("warning", "tasks wait that this app does not know: renamed")
     ]
@@ -410,34 +379,9 @@ def test_doctor_takes_no_lock_and_changes_nothing(own_redis, doctor):
         doctor(own_redis.url)
         assert client.keys("*") == []
         stats = client.info("commandstats")
-    asked = {command.split()[0] for command in COMMANDS} - {"eval", "time", "select"}
-    ran = {name for name, each in stats.items() if each["calls"]}
-    assert not asked & {name.removeprefix("cmdstat_") for name in ran}
-
-
-def test_what_a_user_may_do_is_found_without_running_it(own_redis, label):
-    """Newer servers say it, and older ones as commands are queued in a transaction."""
-    store = app_locks(make_app(own_redis.url, label)).server
-    with own_redis.client() as client:
-        assert Rights(store).may_queue([("set", "a", "b"), ("nonsense",), ("get", "a")]) == [
-            *(True, False, True),
-        ]
-        assert client.keys("*") == []
-        assert Looking(store).round_trips(1), "the connection is in order"
-        for denied in ("multi", "discard", "rpush"):
-            rights = ["+@all", f"-{denied}"]
-            client.acl_setuser("poor", enabled=True, passwords="+x", keys=["*"], commands=rights)
-            url = own_redis.url.replace("://", "://poor:x@")
-            theirs = app_locks(make_app(url, label)).server
-            asked = [("rpush", "a", "b"), ("lpush", "a", "b")]
-            if denied == "discard":
-                with pytest.raises(LockUnavailable):
-                    Rights(theirs).may_queue(asked)
-            else:
-                may = {"multi": None, "rpush": [False, True]}[denied]
-                assert Rights(theirs).may_queue(asked) == may
-            assert Looking(theirs).round_trips(1)
-        assert client.keys("*") == []
+    writes = {"set", "del", "incr", "hset", "rpush", "lpush", "zadd", "pexpire", "evalsha", "blpop"}
+    ran = {name.removeprefix("cmdstat_") for name, each in stats.items() if each["calls"]}
+    assert ran.isdisjoint(writes)
 
 
 def test_a_cluster_is_shown_with_its_nodes(cluster, doctor):
@@ -452,78 +396,80 @@ def test_a_cluster_is_shown_with_its_nodes(cluster, doctor):
     assert len(timed) == 1 or all(host in " ".join(timed) for host in hosts)
 
 
-def test_a_node_of_a_cluster_that_does_not_answer_is_named(doctor):
-    with ClusterSet(primaries=2, replicas=0) as own:
-        dead, alive = own.nodes
-        own.set_node_timeout(500)
-        dead.kill()
-        found = doctor(own.url, 1)
-        ((level, what),) = [each for each in found["server"] if str(dead.port) in each[1]]
-        assert level == "error"
-        assert what.startswith(f"127.0.0.1:{dead.port}: does not answer")
-        assert any(what.startswith(f"127.0.0.1:{alive.port}") for _, what in found["clock"])
-
-
-def loses_its_lock(url, label):
-    """A run goes on without its lock, and tells the lock server so."""
-    app = make_app(url, label)
-    server, made = app_locks(app).server, claim(app, "sync", "a")
-    reply = server.run(calls.acquire(made))
-    server.run(calls.break_lock(made.keys, 1))
-    server.ask(calls.mark_lost(made.keys, reply.fence, reply.value, "it expired", time.time()))
-    server.close()
-    return made.keys.lock
-
-
-@pytest.mark.parametrize("arguments", [(), ("--workers",)])
-def test_while_a_part_of_the_lock_server_is_away_a_run_without_its_lock_is_named(
-    doctor, label, arguments
+def test_while_a_node_of_a_cluster_is_away_it_is_named_and_so_is_a_run_without_its_lock(
+    doctor, label
 ):
     with ClusterSet(primaries=2, replicas=0) as own:
-        own.set_node_timeout(500)
-        key = loses_its_lock(own.url, label)
-        (dead,) = {*own.nodes} - {own.primary_of(key)}
+        app = make_app(own.url, label)
+        lock = take(app, "sync", "a")
+        runs_without(app, lock)
+        client_of(app).delete(lock.key)
+        alive = own.primary_of(lock.key)
+        (dead,) = {*own.nodes} - {alive}
         dead.kill()
-        found = doctor(own.url, 1, arguments)["workers"]
-        assert "runs on without" in found[0][1]
-        away = "a part of the lock server is away: what is there is not known"
-        assert found[1:] == [("unknown", away)]
+
+        for arguments in ((), ("--workers",)):
+            found = doctor(own.url, 1, arguments)
+            ((level, what),) = [each for each in found["server"] if str(dead.port) in each[1]]
+            assert level == "error"
+            assert what.startswith(f"127.0.0.1:{dead.port}: does not answer")
+            assert any(what.startswith(f"127.0.0.1:{alive.port}") for _, what in found["clock"])
+            assert "runs on without" in found["workers"][0][1]
+            away = "a part of the lock server is away: what is there is not known"
+            assert found["workers"][1:] == [("unknown", away)]
 
 
-@pytest.mark.parametrize("arguments", [(), ("--workers",)])
-def test_a_quorum_is_examined_as_long_as_a_majority_answers(
-    three_servers, doctor, label, arguments
-):
+def test_a_quorum_is_examined_as_long_as_a_majority_answers(three_servers, doctor, label):
     url = url_of_quorum(three_servers)
-    loses_its_lock(url, label)
+    apps = [make_app(each.url, label) for each in three_servers]
+    lost = take(apps[0], "sync", "a")
+    client_of(apps[0]).delete(lost.key)
+    for app in apps:
+        runs_without(app, lost)
     three_servers[1].kill()
-    found = doctor(url, 1, arguments)
-    assert "runs on without" in found["workers"][0][1]
-    assert {level for level, _ in (*found["prefix"], *found["rights"])} == {"ok"}
+    for arguments in ((), ("--workers",)):
+        found = doctor(url, 1, arguments)
+        assert "runs on without" in found["workers"][0][1]
+        assert {level for level, _ in (*found["prefix"], *found["rights"])} == {"ok"}
     three_servers[0].kill()
-    assert "workers" not in doctor(url, 1, arguments)
+    assert "workers" not in doctor(url, 1, ["--workers"])
 
 
 def test_a_node_of_a_cluster_is_no_server_of_its_own(cluster, doctor):
     ((level, what),) = doctor(cluster.nodes[0].url, 1)["server"]
     assert level == "error"
     assert what.startswith("cannot be used: this is one node of a Redis Cluster")
-    with ClusterSet(primaries=1, replicas=0) as own:
-        found = doctor(own.nodes[0].url, 1)
-        assert ("error", "the server is a node of a Redis Cluster") in found["replication"]
 
 
-def test_replicas_are_compared_with_what_is_asked_of_them(doctor):
-    with SentinelSet(sentinels=1) as servers:
-        ((level, what),) = doctor(servers.master.url)["replication"]
-        assert (level, "min-replicas-to-write 0" in what) == ("warning", True)
-        assert what.startswith("1 replica, ")
-        with servers.client() as client:
-            client.config_set("min-replicas-to-write", 1)
-        ((level, what),) = doctor(servers.master.url, redislock_min_replicas=1)["replication"]
-        assert (level, "min-replicas-to-write" in what) == ("warning", False)
-        ((level, what),) = doctor(servers.master.url, 1, redislock_min_replicas=2)["replication"]
-        assert (level, what) == ("error", "1 replica: redislock_min_replicas asks 2")
+def test_a_sentinel_that_is_taken_for_a_server_is_called_that(sentinels, label):
+    url = sentinels.url.replace("sentinel://", "redis://").split(";")[0]
+    app = make_app(url, label)
+    for command in ("doctor", "list"):
+        told = run(app, command)
+        assert told.exit_code != 0
+        assert "this is a sentinel" in told.output
+        assert "redis+sentinel://" in told.output
+        assert "network" not in told.output
+    with pytest.raises(LockUnavailable, match="this is a sentinel"):
+        RedisLock(app, label).acquire(timeout=5)
+
+    async def main():
+        with pytest.raises(LockUnavailable, match="this is a sentinel"):
+            await AsyncRedisLock(app, label).acquire(timeout=5)
+
+    asyncio.run(main())
+
+
+def test_replicas_are_compared_with_what_is_asked_of_them(doctor, sentinels):
+    ((level, what),) = doctor(sentinels.master.url)["replication"]
+    assert (level, "min-replicas-to-write 0" in what) == ("warning", True)
+    assert what.startswith("1 replica, ")
+    with sentinels.client() as client:
+        client.config_set("min-replicas-to-write", 1)
+    ((level, what),) = doctor(sentinels.master.url, redislock_min_replicas=1)["replication"]
+    assert (level, "min-replicas-to-write" in what) == ("warning", False)
+    ((level, what),) = doctor(sentinels.master.url, 1, redislock_min_replicas=2)["replication"]
+    assert (level, what) == ("error", "1 replica: redislock_min_replicas asks 2")
 
 
 def test_a_user_that_may_only_look_gets_no_error(own_redis, doctor):
@@ -546,26 +492,6 @@ def test_a_wrong_password_is_called_that(own_redis, doctor):
     assert listed.output.startswith("Error: the lock server refuses this user or password: ")
     away = run(make_app(f"redis://127.0.0.1:{free_port()}", "redislock"), "list")
     assert away.output.startswith("Error: the lock server does not answer: ")
-
-
-def test_a_sentinel_that_is_taken_for_a_server_is_called_that(label):
-    with SentinelSet(sentinels=1) as servers:
-        url = servers.url.replace("sentinel://", "redis://").split(";")[0]
-        app = make_app(url, label)
-        for command in ("doctor", "list"):
-            told = run(app, command)
-            assert told.exit_code != 0
-            assert "this is a sentinel" in told.output
-            assert "redis+sentinel://" in told.output
-            assert "network" not in told.output
-        with pytest.raises(LockUnavailable, match="this is a sentinel"):
-            RedisLock(app, label).acquire(timeout=5)
-
-        async def main():
-            with pytest.raises(LockUnavailable, match="this is a sentinel"):
-                await AsyncRedisLock(app, label).acquire(timeout=5)
-
-        asyncio.run(main())
 
 
 @pytest.mark.parametrize("command", ["TIME", "EVALSHA"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
@@ -13,16 +12,9 @@ from typing import Any
 
 import pytest
 
-from celery_redislock.protocol import rooms
-from celery_redislock.protocol.claims import Claim, Parking
-from celery_redislock.protocol.entries import parked_of, task_id_of
-from celery_redislock.protocol.keys import lock_keys
-from celery_redislock.protocol.tokens import new_token
-from celery_redislock.servers.node import Node
-from celery_redislock.servers.urls import source_from_url
 from tests.behaviour.looking import starts
 from tests.support.exporter import Exporter
-from tests.support.looking import ROOT, installed, make_app, run
+from tests.support.looking import ROOT, make_app, run
 from tests.support.promtool import promtool
 from tests.support.rights import as_user, denials, grant
 from tests.support.servers import Proxy, RedisServer
@@ -34,15 +26,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 #: How many tasks wait in the test of a long room.
 LONG = 1500
-
-
-@pytest.fixture(scope="module")
-def entry_point(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The package as it is installed, with its command."""
-    with pytest.MonkeyPatch.context() as patched:
-        folder = installed(tmp_path_factory.mktemp("installed"))
-        patched.setenv("PYTHONPATH", f"{folder}{os.pathsep}{ROOT}")
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +44,7 @@ def way(server: RedisServer) -> Iterator[Proxy]:
 
 
 @pytest.fixture(scope="module")
-def exporter(
-    conf: dict[str, Any], server: RedisServer, way: Proxy, entry_point: None
-) -> Iterator[Exporter]:
+def exporter(conf: dict[str, Any], server: RedisServer, way: Proxy) -> Iterator[Exporter]:
     """One for the module, with the rights of those who only look."""
     url = as_user(way.in_front_of(server.url), "watchers")
     with Exporter("--every", "0.1", conf={**conf, "redislock_url": f"{url}/0"}) as exporter:
@@ -110,19 +91,19 @@ def test_the_queue_behind_a_dead_holder_is_seen(
 
 
 def fill_room(server: RedisServer, label: str, count: int) -> None:
-    """Let so many more calls wait in the only room, by the worker's own script: of them all, that
-    would take a worker ten seconds and more.
+    """Let so many more calls wait in the only room, as its last one: of them all, that would take
+    a worker ten seconds and more.
     """
-    store = Node(source_from_url(f"{server.url}/0"))
-    with contextlib.closing(store), server.client() as client:
+    with server.client() as client, client.pipeline() as pipeline:
         (room,) = client.scan_iter("redislock:*:room:*")
-        keys = lock_keys("redislock", room.partition(":room:")[2])
+        entries = room.replace(":room:", ":entries:", 1)
         entry_id = client.lindex(room, -1)
-        entry = parked_of(client.hget(keys.entries, entry_id))
+        task_id, entry = entry_id.rpartition(":")[0], client.hget(entries, entry_id)
         for number in range(count):
-            task_id = f"{label}-{number}"
-            claim = Claim(keys, new_token(), 6.0, "", task_id)
-            store.run(rooms.park(claim, Parking(entry.replace(task_id_of(entry_id), task_id))))
+            other = f"{label}-{number}"
+            pipeline.rpush(room, f"{other}:0.0")
+            pipeline.hset(entries, f"{other}:0.0", entry.replace(task_id, other))
+        pipeline.execute()
 
 
 def exporter_port(exporter: Exporter) -> str:
@@ -175,7 +156,6 @@ def test_without_prometheus_client_it_says_what_to_install(redis_server, label):
     done = subprocess.run(
         [sys.executable, "-c", script, redis_server.url, label],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=True,
@@ -185,7 +165,7 @@ def test_without_prometheus_client_it_says_what_to_install(redis_server, label):
     )
 
 
-def test_who_starts_it_is_warned_before_anybody_scrapes(conf, server, entry_point):
+def test_who_starts_it_is_warned_before_anybody_scrapes(conf, server):
     refused = server.url.replace("://", "://watchers:wrong@")
     with Exporter(conf={**conf, "redislock_url": f"{refused}/0"}) as exporter:
         said = "WARNING redislock: nothing to export: the lock server refuses this user or password"

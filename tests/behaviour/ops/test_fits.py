@@ -14,12 +14,17 @@ import pytest
 from wcwidth import wcswidth
 
 from celery_redislock import SingletonTask
-from celery_redislock.app.entries import Entry
-from celery_redislock.protocol import calls, holders, rooms
-from celery_redislock.protocol.claims import Claim, Parking
-from celery_redislock.protocol.clock import clock
-from celery_redislock.protocol.keys import lock_keys
-from tests.support.looking import ROOT, claim, installed, make_app, run, take
+from tests.support.looking import (
+    ROOT,
+    keep,
+    lock_named,
+    lock_of,
+    make_app,
+    park,
+    run,
+    take,
+    told,
+)
 
 LONG = "shop.warehouse.inventory.tasks.reconcile_every_location_of_a_tenant"
 EVIL = "x\n\x1b[2J\u202e" + "日本語" * 40 + "end-of-it"
@@ -28,9 +33,7 @@ WIDTHS = (80, 100, 120)
 
 
 @pytest.fixture
-def app(redis_server, label):
-    app = make_app(redis_server.url, label)
-
+def app(app):
     def body(self, label):
         """Nothing."""
 
@@ -38,46 +41,37 @@ def app(redis_server, label):
     app.task(name=LONG, lock_key=["label"], **options)(body)
     app.task(name=EVIL, lock_key=["label"], **options)(body)
     app.task(name="import", lock_key="import:{label}", **options)(body)
-    yield app
-    app.tasks["sync"].app_locks.server.close()
+    return app
+
+
+def as_printed(text):
+    """A text in one line."""
+    plain = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return "".join(plain)
 
 
 def fill(app, client, label):
     """Locks whose names are as long or as hostile as can be, in most states."""
     take(app, LONG, "4711", node=NODE, task_id=str(uuid.uuid4()), lock_label="order 4711")
-    take(app, LONG, EVIL, node=EVIL, task_id=EVIL, token="evil", lock_label=EVIL)
-    take(app, EVIL, "x", node=NODE, token="other")
-    take(app, "import", "/data/2026/november/orders-of-a-very-long-customer.csv", token="third")
-    take(app, "import", "k" * 5000, token="fourth")
-    made, reply = take(app, LONG, "retries", token="fifth")
-    app.tasks["sync"].app_locks.server.run(
-        calls.hold(made, holders.held_for_retry(reply.value), 60)
-    )
-    client.set(lock_keys(label, EVIL).lock, "not ours")
+    take(app, LONG, EVIL, node=EVIL, task_id=EVIL, lock_label=EVIL)
+    take(app, EVIL, "x", node=NODE)
+    take(app, "import", "/data/2026/november/orders-of-a-very-long-customer.csv")
+    take(app, "import", "k" * 5000)
+    keep(app, take(app, LONG, "retries"))
+    client.set(lock_named(label, "x\n\x1b[2J").key, "not ours")
     for number in range(3):
-        park(app, LONG, "4711", f"{number}{EVIL}", argsrepr=f"('{EVIL}',)")
-
-
-def park(app, task, label, task_id, lock_label=None, **options):
-    """Let another call of the task wait for the lock, as a worker leaves it."""
-    header = {"label": lock_label} if lock_label else {}
-    given = {"task_id": task_id, "headers": {"redislock": header}, **options}
-    entry = Entry.of(app.tasks[task], [label], {}, given)
-    made = claim(app, task, label, task_id=task_id, token=uuid.uuid4().hex)
-    app.tasks[task].app_locks.server.run(
-        rooms.park(made, Parking(entry.dump(), received=clock() - 100))
-    )
+        park(app, LONG, "4711", f"{number}{EVIL}", age=6000, argsrepr=f"('{EVIL}',)")
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_no_line_is_wider_than_the_terminal_whatever_the_names_are(app, client, label, width):
     fill(app, client, label)
-    key = claim(app, LONG, "4711").keys.lock
+    key = lock_of(app, LONG, "4711").key
     for command in (
         ["list"],
         ["list", "--sort", "key"],
         ["show", key],
-        ["show", claim(app, "import", "k" * 5000).keys.name],
+        ["show", lock_of(app, "import", "k" * 5000).name],
         ["explain", LONG, "--args", json.dumps(["4711"])],
         ["explain", EVIL, "--args", json.dumps([EVIL])],
         ["doctor"],
@@ -88,6 +82,9 @@ def test_no_line_is_wider_than_the_terminal_whatever_the_names_are(app, client, 
         lines = result.output.split("\n")
         assert all(line.isprintable() for line in lines), command
         assert max(map(wcswidth, lines)) <= width, command
+    for command in ("explain", "show"):
+        refused = run(app, command, f"nothing{EVIL}").output
+        assert all(line.isprintable() for line in refused.split("\n"))
     preview = run(app, "break", key, input="n\n", env={"COLUMNS": str(width)}).output
     table = preview.partition("Break 1 lock")[0]
     assert max(map(wcswidth, table.split("\n"))) <= width
@@ -110,20 +107,19 @@ def test_what_tells_a_lock_from_others_is_never_cut(app, client, label, width):
     assert "import:" not in keys, "no task's name"
 
 
-def test_keys_and_ids_are_as_short_as_can_be_told_apart(app):
+def test_keys_and_ids_are_as_short_as_can_be_told_apart(app, client):
     for number, task_id in enumerate(("nightly-report-1", "nightly-report-2", "f" * 36)):
-        take(app, "sync", str(number), task_id=task_id, token=str(number))
+        take(app, "sync", str(number), task_id=task_id)
 
     def body():
         """Nothing."""
 
     app.task(name="beat", base=SingletonTask, shared=False)(body)
-    name = app.tasks["beat"].lock_name([], {})
-    value = holders.encode("t", ttl_ms=60_000, task="beat", task_id="1", node="w")
-    made = Claim(lock_keys(app.conf.redislock_prefix, name), "t", 60.0, value, "1")
-    app.tasks["sync"].app_locks.server.run(calls.acquire(made))
-    rows = {row.split()[0]: row for row in run(app, "list").output.splitlines()}
+    value = '{"token":"t","v":2,"task":"beat","task_id":"1","node":"w"}'
+    client.set(app.tasks["beat"].lock_key_for(), value, ex=60)
+
     listed = run(app, "list").output
+    rows = {row.split()[0]: row for row in listed.splitlines()}
     assert "nightly-report-1" in listed
     assert "nightly-report-2" in listed
     assert "ffffffff " in listed
@@ -133,8 +129,8 @@ def test_keys_and_ids_are_as_short_as_can_be_told_apart(app):
 def test_wide_shows_all_and_json_stays_as_it_was(app, client, label):
     fill(app, client, label)
     wide = run(app, "list", "--wide", env={"COLUMNS": "80"}).output
-    for each in json.loads(run(app, "list", "--json").output):
-        assert holders.one_line(each["key"]) in wide
+    for each in told(app, "list"):
+        assert as_printed(each["key"]) in wide
         assert {
             *("task", "key", "name", "state", "task_id", "attempt", "node", "pid", "acquired_at"),
             *("held_for", "lives_for", "waiting", "fence", "replaced_by"),
@@ -147,31 +143,31 @@ def test_what_break_tells_fits_too_and_is_one_line_in_a_pipe(app, width):
     take(app, LONG, "4711", node=NODE, task_id=str(uuid.uuid4()), lock_label="order 4711")
     done = run(app, "break", LONG, '"4711"', "--force", columns=width).output
     assert max(map(wcswidth, done.splitlines())) <= width
-    take(app, LONG, "4711", token="other")
+    take(app, LONG, "4711")
     piped = run(app, "break", LONG, '"4711"', "--force", env={"COLUMNS": ""}).output
     assert len(piped.splitlines()) == 1
-    assert claim(app, LONG, "4711").keys.lock in piped
+    assert lock_of(app, LONG, "4711").key in piped
 
 
 def test_a_broken_lock_has_the_task_of_its_name_and_no_life(app):
-    made, _ = take(app, "sync", "x")
-    app.tasks["sync"].app_locks.server.run(calls.break_lock(made.keys, 60))
+    made = take(app, "sync", "x")
+    run(app, "break", "--force", made.key)
     _, row, _ = run(app, "list", "--all").output.splitlines()
-    digest = made.keys.name.rpartition(":")[2]
+    digest = made.name.rpartition(":")[2]
     assert row.split() == ["sync", digest[:8], "broken", "-", "-", "-", "-", "0"]
     shown = [line.split()[0] for line in run(app, "show", "sync", "x").output.splitlines()]
     assert shown == ["key", "name", "state", "waiting", "broken_by"]
 
 
 def test_show_tells_the_time_for_people_and_who_waits_in_pool_slots(app, client):
-    made, reply = take(app, "report", "x")
+    made = take(app, "report", "x")
     seconds, _ = client.time()
     slots = dict.fromkeys(("one", "other"), (seconds + 60) * 1000)
-    client.zadd(made.keys.waiters, slots)
+    client.zadd(made["waiters"], slots)
     text = run(app, "show", "report", "x").output
     assert text.endswith("\nwaiting in pool slots: 2\n")
     (since,) = re.findall(r"(?m)^acquired_at +(.*)$", text)
-    assert time.mktime(time.strptime(since, "%Y-%m-%d %H:%M:%S")) == reply.fence // 10**6
+    assert time.mktime(time.strptime(since, "%Y-%m-%d %H:%M:%S")) == int(made.value["acquired_at"])
     park(app, "report", "x", "waits")
     text = run(app, "show", "report", "x").output
     assert "\nwaiting: 1\n" in text
@@ -185,59 +181,57 @@ def test_explain_takes_arguments_as_the_others_do(app):
 
 
 def test_show_tells_how_many_wait_since_when_and_with_what(app):
-    made, _ = take(app, "report", "x", lock_label="order 4711")
+    made = take(app, "report", "x", lock_label="order 4711")
     for number in range(5):
-        park(app, "report", "x", f"waits-{number}", f"order {number}", argsrepr=f"(<{number}>,)")
+        park(
+            app, "report", "x", f"waits-{number}",
+            age=6000, lock_label=f"order {number}", argsrepr=f"(<{number}>,)",
+        )  # fmt: skip
     text = run(app, "show", "report", "x", "--limit", "2").output
     assert "waiting: 5, 2 shown (--limit shows more)" in text
     last = text.splitlines()[-1].split()
     assert last[:3] == ["2", "report", "waits-1"]
-    assert last[3].startswith("1m4")
+    assert last[3].startswith("1h4")
     assert " ".join(last[4:]) == "order 1 (<1>,)"
-    shown = json.loads(run(app, "show", "report", "x", "--limit", "2", "--json").output)
+    shown = told(app, "show", "report", "x", "--limit", "2")
     assert (len(shown["room"]), shown["room_total"]) == (2, 5)
     first = shown["room"][0]
     assert (first["label"], first["args"], first["kwargs"]) == ("order 0", "(<0>,)", "{}")
-    assert 100 <= first["age"] < 200
-    assert json.loads(run(app, "show", "order 4711", "--json").output)["locks"][0]["key"] == (
-        made.keys.lock
-    )
+    assert 6000 <= first["age"] < 6600
+    assert told(app, "show", "order 4711")["locks"][0]["key"] == (made.key)
 
 
 def test_a_lock_can_be_named_by_what_list_shows_of_it(app, client):
-    made, _ = take(app, LONG, "4711", task_id="51d92c56-56d6-4ebf", lock_label="order 4711")
-    digest = made.keys.name.rpartition(":")[2]
+    made = take(app, LONG, "4711", task_id="51d92c56-56d6-4ebf", lock_label="order 4711")
+    digest = made.name.rpartition(":")[2]
     for text in ("order 4711", digest[:8], "51d92c56", "51d92c56-56d6-4ebf"):
-        assert json.loads(run(app, "show", text, "--json").output)["locks"][0]["label"]
+        assert told(app, "show", text)["locks"][0]["label"]
     for text in (digest[:7], "51d92c5", "order 471"):
         assert "no such lock" in run(app, "show", text).output
-    take(app, "sync", "4711", token="other", lock_label="order 4711")
+    take(app, "sync", "4711", lock_label="order 4711")
     both = run(app, "break", "--force", "order 4711")
     assert both.exit_code == 1
     assert "is not clear: " in both.output
-    assert client.exists(made.keys.lock)
+    assert client.exists(made.key)
     assert "broke" in run(app, "break", "--force", "51d92c56").output
 
 
 def test_in_a_pipe_tables_have_a_fixed_width_and_stderr_says_where_they_are_from(
-    conf, redis_server, label, tmp_path
+    conf, redis_server, label
 ):
     app = make_app(redis_server.url, label)
     take(app, "account", "k" * 200, node="n" * 200)
     url = redis_server.url.replace("://", "://default:@")
     own = {"redislock_url": url, "redislock_prefix": label}
-    environment = {
-        **{k: v for k, v in os.environ.items() if k != "COLUMNS"},
-        "PYTHONPATH": installed(tmp_path),
-        "TEST_CONF": json.dumps({**conf, **own}),
-    }
+    environment = {k: v for k, v in os.environ.items() if k != "COLUMNS"}
+    environment["TEST_CONF"] = json.dumps({**conf, **own})
 
-    def said(*arguments, **more):
+    def said(*arguments):
         command = [sys.executable, "-m", "celery", "-A", "tests.support.tasks", "redislock"]
         return subprocess.run(
             [*command, *arguments],
             cwd=ROOT,
-            env={**environment, **more},
+            env=environment,
             capture_output=True,
             text=True,
             check=True,
@@ -247,6 +241,3 @@ def test_in_a_pipe_tables_have_a_fixed_width_and_stderr_says_where_they_are_from
     assert 80 < max(map(len, done.stdout.splitlines())) <= 120
     where = redis_server.url.removeprefix("redis://")
     assert done.stderr == f"Redis: redis://{where}/0, prefix '{label}'\n"
-    assert max(map(len, said("list", COLUMNS="80").stdout.splitlines())) <= 80
-    assert len(json.loads(said("list", "--json").stdout)) == 1
-    app.tasks["sync"].app_locks.server.close()

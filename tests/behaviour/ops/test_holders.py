@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from unittest import mock
 
 import pytest
 
 from celery_redislock import ConfigError, SingletonTask
 from celery_redislock.operations import holders
 from celery_redislock.testing import hold_lock
+from tests.support.looking import make_app as make_looked_at
+from tests.support.servers import Proxy
 
 
 @pytest.fixture(params=["redis_server", "cluster"])
@@ -29,7 +30,7 @@ def app(request, make_app, label):
     return app
 
 
-def test_the_holders_of_a_list_are_asked_for_together(app):
+def test_the_holders_of_a_list_are_told_in_its_order(app):
     sync, two = app.tasks["sync"], app.tasks["two"]
     with contextlib.ExitStack() as held:
         for number in range(0, 100, 2):
@@ -37,13 +38,20 @@ def test_the_holders_of_a_list_are_asked_for_together(app):
         held.enter_context(hold_lock(two, 1))
         calls = [(sync, (number,)) for number in range(100)]
         calls += [("sync", [4]), ("two", (1,)), ("two", (2,)), (sync, (), {"account": 6})]
-        server = sync.app_locks.server
-        with mock.patch.object(server, "replies", wraps=server.replies) as asked:
-            found = holders(app, calls)
-        assert asked.call_count == 1
+        found = holders(app, calls)
     expected = [f"account {n}" if n % 2 == 0 else None for n in range(100)]
     assert [each and each.label for each in found[:100]] == expected
     assert [each and each.task for each in found[100:]] == ["sync", "two", None, "sync"]
+
+
+def test_they_are_asked_for_in_one_round_trip(redis_server, label):
+    with Proxy(redis_server.port) as proxy:
+        app = make_looked_at(proxy.url, label)
+        calls = [("sync", (str(number),)) for number in range(100)]
+        holders(app, calls)  # now it is connected
+        before = proxy.requests
+        assert holders(app, calls) == [None] * 100
+        assert proxy.requests == before + 1
 
 
 def test_no_calls_have_no_holders(app):

@@ -14,11 +14,11 @@ import struct
 import subprocess
 import sys
 import termios
+import uuid
 
 import pytest
 
-from celery_redislock.protocol.keys import lock_keys
-from tests.support.looking import ROOT, installed, make_app, park, run, take
+from tests.support.looking import ROOT, lock_named, make_app, park, run, take
 from tests.support.servers import free_port
 from tests.support.waiting import eventually
 
@@ -82,10 +82,9 @@ class Terminal:
 
 
 @pytest.fixture
-def open_terminal(conf, label, tmp_path):
+def open_terminal(conf, label):
     opened = []
     environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
-    environment["PYTHONPATH"] = installed(tmp_path)
 
     def start(url, *arguments, **more):
         own = {"redislock_url": url, "redislock_prefix": label, **more}
@@ -103,9 +102,10 @@ def test_it_scrolls_outlives_its_server_and_leaves_the_terminal_in_order(
 ):
     app = make_app(own_redis.url, label)
     for number in range(30):
-        take(app, "sync", f"{number:02}", token=f"t{number}", lock_label=f"order {number:02}")
-    take(app, "report", "x", token="report")
-    terminal = open_terminal(own_redis.url, "--task", "sync", "--sort", "key")
+        take(app, "sync", f"{number:02}", lock_label=f"order {number:02}")
+    take(app, "report", "x")
+    broker = {"broker_url": f"{own_redis.url}/4"}
+    terminal = open_terminal(own_redis.url, "--task", "sync", "--sort", "key", **broker)
     terminal.shows("30 locks, 0 waiting")
     terminal.shows("1-7 of 30 lines")
     first = terminal.picture
@@ -127,6 +127,7 @@ def test_it_scrolls_outlives_its_server_and_leaves_the_terminal_in_order(
     terminal.shows("THE LOCK SERVER DOES NOT ANSWER: ")
     terminal.shows("As it was ")
     assert any("order " in line for line in terminal.picture), "the last picture stays"
+    terminal.shows("(no events: ")
     own_redis.start()
     eventually(
         lambda: any(line.startswith("0 locks, 0 waiting") for line in terminal.picture),
@@ -134,18 +135,26 @@ def test_it_scrolls_outlives_its_server_and_leaves_the_terminal_in_order(
         60,
     )
     assert not any("DOES NOT ANSWER" in line for line in terminal.picture)
+    terminal.shows("(no event yet: workers with -E?)")
+    with make_app(own_redis.url, "any", **broker) as sends:
+
+        def is_heard():
+            with sends.events.default_dispatcher() as events:
+                events.send("task-lock-skipped", uuid="x")
+            return not any("no event" in line for line in terminal.picture)
+
+        eventually(is_heard, "an event comes")
 
     terminal.press("q")
     assert terminal.process.wait(60) == 0
     assert terminal.is_in_order
     assert terminal.read().endswith(LEAVE), "the screen of before"
-    app.tasks["sync"].app_locks.server.close()
 
 
 def test_keys_filter_sort_and_open_a_lock(redis_server, label, open_terminal):
     app = make_app(redis_server.url, label)
     for number in range(5):
-        take(app, "report", f"{number}", token=f"t{number}", lock_label=f"order {number}")
+        take(app, "report", f"{number}", lock_label=f"order {number}")
     park(app, "report", "3", "waits")
     terminal = open_terminal(redis_server.url, "--sort", "key")
     terminal.shows("1-5 of 5 lines")
@@ -167,17 +176,18 @@ def test_keys_filter_sort_and_open_a_lock(redis_server, label, open_terminal):
     terminal.shows("waiting: 1")
     terminal.press("\x1b")
     terminal.shows("filter: order 3 ")
-    terminal.press("q")
+    terminal.press("\x1b[99~no key of ours\x03")  # Ctrl-C
     assert terminal.process.wait(60) == 0
     assert terminal.is_in_order
-    app.tasks["sync"].app_locks.server.close()
+    assert terminal.read().endswith(LEAVE), "the screen of before"
 
 
 def test_trouble_comes_first_and_the_foot_fits(redis_server, client, label, open_terminal):
     app = make_app(redis_server.url, label)
-    for number in range(1200):
-        take(app, "sync", f"{number:04}", token=f"t{number}")
-    client.set(lock_keys(label, "zzz:foreign").lock, "not ours")
+    value = json.dumps(take(app, "sync", "first").value)
+    names = (f"sync:v1:{uuid.uuid4().hex}" for _ in range(1199))
+    client.mset({lock_named(label, name).key: value for name in names})
+    client.set(lock_named(label, "zzz:foreign").key, "not ours")
     terminal = open_terminal(redis_server.url, "--sort", "task", "--reverse")
     terminal.shows("of 1201 lines")
     for keys in ("", "s", "r"):
@@ -193,28 +203,20 @@ def test_trouble_comes_first_and_the_foot_fits(redis_server, client, label, open
     terminal.press("\r")
     terminal.shows("the end  / change  q quit")
     assert max(map(len, terminal.picture)) <= COLUMNS
-    app.tasks["sync"].app_locks.server.close()
 
 
 def find(lines, text):
     return next(number for number, line in enumerate(lines) if text in line)
 
 
-def terminate(terminal):
-    terminal.process.send_signal(signal.SIGTERM)
-
-
-def interrupt(terminal):
-    terminal.press("\x1b[99~no key of ours\x03")
-
-
-@pytest.mark.parametrize(("end", "status"), [(terminate, 128 + signal.SIGTERM), (interrupt, 0)])
-def test_it_begins_without_a_server_and_leaves_the_terminal_in_order(open_terminal, end, status):
+def test_it_begins_without_a_server_and_leaves_the_terminal_in_order_when_it_is_ended(
+    open_terminal,
+):
     terminal = open_terminal(f"redis://127.0.0.1:{free_port()}")
     terminal.shows("THE LOCK SERVER DOES NOT ANSWER: ")
     assert not any("As it was" in line for line in terminal.picture)
-    end(terminal)
-    assert terminal.process.wait(60) == status
+    terminal.process.send_signal(signal.SIGTERM)
+    assert terminal.process.wait(60) == 128 + signal.SIGTERM
     assert terminal.is_in_order
     assert terminal.read().endswith(LEAVE), "the screen of before"
 
@@ -226,36 +228,15 @@ def test_it_ends_with_its_terminal(open_terminal):
     assert terminal.process.wait(60) != 0
 
 
-def test_a_broker_that_is_away_is_said_and_forgotten_once_it_is_back(
-    redis_server, own_redis, open_terminal
-):
-    own_redis.kill()
-    terminal = open_terminal(redis_server.url, broker_url=own_redis.url)
-    terminal.shows("OperationalError:")  # in two lines
-    own_redis.start()
-    terminal.shows("(no event yet: workers with -E?)")
-    with make_app(own_redis.url, "any", broker_url=own_redis.url) as app:
-
-        def is_heard():
-            with app.events.default_dispatcher() as events:
-                events.send("task-lock-skipped", uuid="x")
-            return not any("no events" in line for line in terminal.picture)
-
-        eventually(is_heard, "an event comes")
-    own_redis.kill()
-    terminal.shows("(no events: ")
-
-
 def test_in_a_pipe_it_prints_and_says_if_the_server_was_away_at_the_end(redis_server, label):
     app = make_app(redis_server.url, label)
     for number in range(5):
-        take(app, "sync", str(number), token=f"t{number}")
+        take(app, "sync", str(number))
     printed = run(app, "watch", "--times", "2", "--every", "0.1", "--limit", "2").output
     assert printed.count("5 locks, 0 waiting") == 2
     assert printed.count("... and 3 more") == 2
     assert "\x1b" not in printed
     assert run(app, "watch", "--times", "1", "--task", "report").output.count("0 locks") == 1
-    app.tasks["sync"].app_locks.server.close()
     away = make_app(f"redis://127.0.0.1:{free_port()}", label)
     result = run(away, "watch", "--times", "2", "--every", "0.1")
     assert result.exit_code == 1

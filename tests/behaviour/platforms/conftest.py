@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,13 +16,20 @@ from tests.support.workers import ROOT
 PLATFORMS = ("macos", "windows")
 
 
+@contextlib.contextmanager
+def on(name: str) -> Iterator[None]:
+    """Every process that is started meanwhile is on this platform."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TEST_PLATFORM", name)
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent / "lacking"))
+        yield
+
+
 @pytest.fixture(params=PLATFORMS)
-def platform(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def platform(request: pytest.FixtureRequest) -> Iterator[str]:
     """The platform that every process is on which this test starts."""
-    monkeypatch.setenv("TEST_PLATFORM", request.param)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "lacking"))
-    name: str = request.param
-    return name
+    with on(request.param):
+        yield request.param
 
 
 @pytest.fixture

@@ -28,21 +28,6 @@ def store(redis_server):
     store.close()
 
 
-def test_a_server_that_hangs_costs_no_lock_on_another(redis_server, own_redis, label):
-    hung = RedisLock(own_redis.url, label, ttl=30)
-    healthy = RedisLock(redis_server.url, label, ttl=3)
-    assert hung.acquire(0)
-    own_redis.stop()
-    try:
-        with healthy:
-            # Let the first one's extension come due, and hang.
-            hung._lease.next_beat = 0.0
-            never(lambda: healthy.lost, "the healthy server's lock was lost", 6.0)
-    finally:
-        own_redis.resume()
-        hung.release()
-
-
 def test_hundreds_may_wait_for_one_lock_without_asking_all_the_time(own_redis, label):
     """redis-py 8 stops at a hundred connections, unless it is told otherwise."""
     waiting, got = 150, []

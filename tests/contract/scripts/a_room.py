@@ -24,7 +24,7 @@ from celery_redislock.protocol.entries import slot_of
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.protocol.tokens import new_token
 from celery_redislock.servers.server import Server
-from tests.support.scripts import set_clock
+from tests.contract.changed_scripts import set_clock
 
 #: Seconds, as `room.lua` has them: for how long a free lock is kept for a task that was published
 #: now, the same while pool slots wait, and after how long a task that does not come goes last.
@@ -85,11 +85,14 @@ class Room:
     def entry(self, task: str) -> str:
         return json.dumps({"task": TASK, "task_id": self.task_id(task)})
 
-    def claim(self, task: str, **options: Any) -> Claim:
-        """A delivery's of the task with that name."""
+    def claim(
+        self, task: str, attempt: int = 0, says: dict[str, Any] | None = None, **options: Any
+    ) -> Claim:
+        """A delivery's of the task with that name. `says`: what the lock's value says beside."""
         token, task_id = new_token(), self.task_id(task)
-        value = holders.encode(token, ttl_ms=to_ms(TTL), task=TASK, task_id=task_id)
-        return Claim(self.keys, token, TTL, value, task_id, task=TASK, **options)
+        run = {"task": TASK, "task_id": task_id, "attempt": attempt, **(says or {})}
+        value = holders.encode(token, ttl_ms=to_ms(TTL), **run)
+        return Claim(self.keys, token, TTL, value, task_id, attempt, task=TASK, **options)
 
     def lock_claim(self) -> Claim:
         """A `RedisLock`'s, which cannot publish tasks."""

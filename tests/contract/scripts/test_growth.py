@@ -19,23 +19,25 @@ from tests.contract.scripts.a_room import GOES_LAST, SLOT, TTL, Room
 from tests.support.servers import RedisServer
 
 #: How long a room is: more than any script looks at in one step, and some times that.
-LENGTHS = (70, 400)
+LENGTHS = (70, 200)
 #: They read all of a key, or of the server, which does nothing else meanwhile.
 READS_ALL = {"HGETALL", "HKEYS", "HVALS", "SMEMBERS", "KEYS", "SORT"}
 
 
-@pytest.fixture
-def own_store(own_redis: RedisServer) -> Iterator[Server]:
-    store = Node(source_from_url(own_redis.url))
-    yield store
-    store.close()
+@pytest.fixture(scope="module")
+def alone() -> Iterator[tuple[Server, redis.Redis]]:
+    """A server that nobody else asks meanwhile."""
+    with RedisServer() as server, server.client() as client:
+        store = Node(source_from_url(server.url))
+        yield store, client
+        store.close()
 
 
 class LongRoom(Room):
     """A room of so many behind a holder, one of them in a slot, and one that gives up."""
 
-    def __init__(self, store: Server, client: redis.Redis, length: int) -> None:
-        super().__init__(store, client, f"room-{length}")
+    def __init__(self, store: Server, client: redis.Redis, name: str, length: int) -> None:
+        super().__init__(store, client, f"{name} of {length}")
         self.holder = self.take("holder")
         self.park("a", "b")
         self.replaces("of a slot")
@@ -105,16 +107,16 @@ def asked(client: redis.Redis, call: Callable[[], Any]) -> list[list[str]]:
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_a_long_room_takes_no_more_commands_than_a_short_one(
-    own_store: Server, own_redis: RedisServer, operation: str
+    alone: tuple[Server, redis.Redis], operation: str
 ) -> None:
     *before, last = OPERATIONS[operation]
     found = []
-    with own_redis.client() as client:
-        for length in LENGTHS:
-            here = LongRoom(own_store, client, length)
-            for step in before:
-                step(here)
-            found.append(asked(client, lambda here=here: last(here)))  # type: ignore[misc]
+    for length in LENGTHS:
+        here = LongRoom(*alone, operation, length)
+        for step in before:
+            step(here)
+        found.append(asked(alone[1], lambda here=here: last(here)))  # type: ignore[misc]
+
     short, long = ([command[0] for command in commands] for commands in found)
     assert short == long
     assert long
@@ -123,14 +125,13 @@ def test_a_long_room_takes_no_more_commands_than_a_short_one(
 
 
 def test_who_does_not_wait_is_not_looked_for_in_the_room(
-    own_store: Server, own_redis: RedisServer
+    alone: tuple[Server, redis.Redis],
 ) -> None:
     """To look for what is not there is to read all of it."""
-    with own_redis.client() as client:
-        here = LongRoom(own_store, client, LENGTHS[0])
-        found = asked(client, lambda: here.leave("stranger"))
-        client.delete(here.keys.lock, here.keys.room)  # the others' entries are still there
-        found += asked(client, lambda: here.take("newcomer"))
+    client, here = alone[1], LongRoom(*alone, "nobody looks for it", LENGTHS[0])
+    found = asked(client, lambda: here.leave("stranger"))
+    client.delete(here.keys.lock, here.keys.room)  # the others' entries are still there
+    found += asked(client, lambda: here.take("newcomer"))
     assert {command[0] for command in found} & {"LREM", "LPOS"} == set()
 
 

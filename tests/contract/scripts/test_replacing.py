@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -10,190 +11,218 @@ from celery_redislock import Holder
 from celery_redislock.protocol import calls, holders, rooms
 from celery_redislock.protocol.claims import (
     EXTENDED,
-    Acquired,
     Claim,
     Done,
+    Extended,
     Extension,
     Free,
     Older,
     Parked,
-    Parking,
-    Place,
 )
 from celery_redislock.protocol.clock import clock
-from celery_redislock.protocol.keys import lock_keys
+from celery_redislock.protocol.notes import EXPECTS_RESULT
 from celery_redislock.protocol.tokens import new_token
-from tests.contract.scripts.a_room import SLOT, TASK
-from tests.contract.servers.test_store import extended
+from tests.contract.claims import extended
+from tests.contract.scripts.a_room import SLOT, TASK, TTL, Room
 
 
-def claim_of(label, task_id, attempt=0, member="", **when):
-    token = new_token()
-    value = holders.encode(
-        token, ttl_ms=5000, task="pkg.task", task_id=task_id, attempt=attempt, **when
-    )
-    return Claim(
-        lock_keys("redislock", label), token, 5, value, task_id, attempt, member=member, task=TASK
-    )
+def replaces(room: Room, task: str, grace: float = 5.0, **when: Any) -> Any:
+    """The reply to a task that replaces who has the lock, and who waits."""
+    by = holders.successor_text(TASK, room.task_id(task))
+    return room.parks(task, SLOT, in_front=True, replace=(by, grace), **when)
 
 
-def park(store, claim, grace=5.0, **when):
-    by = holders.successor_text("pkg.task", claim.task_id)
-    entry = json.dumps({"task": "pkg.task", "task_id": claim.task_id})
-    parking = Parking(entry, SLOT, in_front=True, replace=(by, grace), **when)
-    return store.run(rooms.park(claim, parking))
+def beats(room: Room, holder: Claim) -> Extended:
+    """What the holder hears from its extension."""
+    (reply,) = extended(room.store, Extension(holder, holder.value, 0, retake=False))
+    assert isinstance(reply, Extended)
+    return reply
 
 
-def extension(claim, held):
-    return Extension(claim, held.value, held.fence, retake=True)
+def successor(room: Room, task: str) -> Holder:
+    return Holder(task=TASK, task_id=room.task_id(task))
 
 
-def test_a_holder_hears_from_its_extension_who_waits_and_how_long_it_may_go_on(store, label):
-    holder, first, second = (claim_of(label, task_id) for task_id in ("runs", "first", "second"))
-    held = store.run(calls.acquire(holder))
-    (reply,) = extended(store, extension(holder, held))
-    assert reply.replaced_by is None
-    assert isinstance(park(store, first), Parked)
-    (reply,) = extended(store, extension(holder, held))
-    assert reply.outcome == EXTENDED
-    assert reply.replaced_by == Holder(task="pkg.task", task_id="first")
-    assert 4 < reply.ends_in <= 5
-    assert list(park(store, second, grace=60).replaced) == [first.entry_id]
-    (reply,) = extended(store, extension(holder, held))
-    assert reply.replaced_by.task_id == "second"
-    assert reply.ends_in <= 5, "the time that it was given first counts"
-    assert store.ask(calls.holder_of(holder.keys, 5)).replaced_by == "second"
-    offered = store.run(calls.settle(holder)).offered
-    assert offered.place == Place(SLOT, second.entry_id)
-    second = claim_of(label, "second", member=SLOT)
-    assert isinstance(store.run(calls.acquire(second)), Acquired)
-    assert isinstance(store.run(calls.acquire(first)), Done)
+def older_than(room: Room, task: str) -> Older:
+    return Older(room.task_id(task))
 
 
-def test_a_task_that_is_asked_for_again_says_again_what_it_replaced(store, label):
-    holder, other, first, second = (
-        claim_of(label, task_id) for task_id in ("runs", "other", "first", "second")
-    )
-    store.run(calls.acquire(holder))
-    assert isinstance(park(store, first), Parked)
-    told = park(store, second).replaced
-    assert list(told) == [first.entry_id]
-    assert park(store, second).replaced == told, "the reply was lost"
-    store.run(rooms.park(other, Parking("{}", "=other.task")))
-    assert store.run(rooms.park(other, Parking("{}", "=other.task"))).replaced == {}
-    store.ask(rooms.forget_ended(first.keys, first.entry_id, 5))
-    assert park(store, second).replaced == {}, "it has its result"
+def told(room: Room, task: str, **options: Any) -> Holder | None:
+    """By whom a task that must not run learns that it was replaced."""
+    reply = room.store.run(calls.acquire(room.claim(task, **options)))
+    assert isinstance(reply, Done), reply
+    return reply.note.replaced_by
 
 
-def test_what_may_go_says_again_what_it_replaced(store, label):
-    holder, first, second = (claim_of(label, task_id) for task_id in ("runs", "first", "second"))
-    store.run(calls.acquire(holder))
-    assert isinstance(park(store, first), Parked)
-    store.run(calls.settle(holder))
-    told = park(store, second)
-    assert isinstance(told, Free)
-    assert list(told.replaced) == [first.entry_id]
-    assert park(store, second) == told, "the reply was lost"
+# -- who has the lock ---------------------------------------------------------------------------
 
 
-def test_what_arrived_before_replaces_neither_who_runs_nor_who_waits(store, label):
-    holder = claim_of(label, "runs", arrived=100.0)
-    held = store.run(calls.acquire(holder))
-    older = park(store, claim_of(label, "old"), arrived=99.0)
-    assert isinstance(older, Older)
-    assert older.holder.task_id == "runs"
-    (reply,) = extended(store, extension(holder, held))
-    assert reply.replaced_by is None
-    assert isinstance(park(store, claim_of(label, "new"), arrived=102.0), Parked)
-    assert park(store, claim_of(label, "between"), arrived=101.0) == Older("new")
-    assert store.ask(calls.holder_of(holder.keys, 5)).replaced_by == "new"
-    assert isinstance(park(store, claim_of(label, "nobody noted when")), Parked)
+def test_a_holder_hears_from_its_extension_who_waits_and_how_long_it_may_go_on(room: Room) -> None:
+    holder = room.take("runs")
+    assert beats(room, holder).replaced_by is None
 
+    assert isinstance(replaces(room, "first"), Parked)
+    reply = beats(room, holder)
+    assert (reply.outcome, reply.replaced_by) == (EXTENDED, successor(room, "first"))
+    assert reply.ends_in == 5
 
-def test_a_replaced_task_stays_replaced_when_one_of_its_copies_ends(store, label):
-    """Another copy has asked for the lock already. It must not take the newer task's place."""
-    holder, first, second = (claim_of(label, task_id) for task_id in ("runs", "first", "second"))
-    store.run(calls.acquire(holder))
-    assert isinstance(park(store, first, arrived=100.0), Parked)
-    assert isinstance(park(store, second, arrived=100.0), Parked)
-    assert park(store, first, arrived=100.0) == Older("second")
-    store.run(calls.mark_done(first))
-    assert park(store, first, arrived=100.0) == Older("second")
-    done = store.run(calls.acquire(first))
-    assert isinstance(done, Done)
-    assert done.note.replaced_by == Holder(task="pkg.task", task_id="second")
+    room.pass_time(1)
+    assert [*replaces(room, "second", grace=60).replaced] == [room.entry_id("first")]
+    reply = beats(room, holder)
+    assert reply.replaced_by == successor(room, "second")
+    assert reply.ends_in == 4, "the time that it was given first counts"
+    seen = room.store.ask(calls.holder_of(room.keys, TTL))
+    assert seen.replaced_by == room.task_id("second")
 
-
-def test_of_two_whose_age_is_known_the_older_replaces_neither(store, inside, label):
-    """Each is measured where the message was received; the times are the lock server's."""
-    holder, now = claim_of(label, "runs", age=5.0), clock()
-    assert isinstance(store.run(calls.acquire(holder)), Acquired)
-    older = park(store, claim_of(label, "old"), received=now - 8)
-    assert isinstance(older, Older)
-    assert older.holder.task_id == "runs"
-    assert isinstance(park(store, claim_of(label, "new"), received=now - 2), Parked)
-    assert park(store, claim_of(label, "between"), received=now - 4) == Older("new")
-
-
-def test_ages_count_in_microseconds(store, label):
-    now = 1_800_000_000.0
-    assert isinstance(store.run(calls.acquire(claim_of(label, "runs", arrived=now))), Acquired)
-    assert isinstance(park(store, claim_of(label, "first"), arrived=now - 1e-5), Older)
-    assert isinstance(park(store, claim_of(label, "a"), arrived=now), Parked)
-    assert park(store, claim_of(label, "b"), arrived=now - 1e-5) == Older("a")
-    assert isinstance(park(store, claim_of(label, "c"), arrived=now + 1e-5), Parked)
-
-
-def test_of_two_that_one_worker_received_its_own_clock_tells_the_order(store, label):
-    """What it measured for the server is late by as long as its calls took."""
-    runs = claim_of(label, "runs", age=0.0, receipt="ab:2000")
-    assert isinstance(store.run(calls.acquire(runs)), Acquired)
-    late, early = {"received": clock()}, {"received": clock() - 3600}
-    older = park(store, claim_of(label, "earlier"), **late, receipt="ab:1999")
-    assert isinstance(older, Older)
-    assert older.holder.task_id == "runs"
-    assert isinstance(park(store, claim_of(label, "first"), **early, receipt="ab:2001"), Parked)
-    assert isinstance(park(store, claim_of(label, "third"), **early, receipt="ab:10003"), Parked)
-    assert park(store, claim_of(label, "second"), **late, receipt="ab:2002") == Older("third")
-    elsewhere = {"received": clock() - 7200, "receipt": "cd:99999"}
-    assert park(store, claim_of(label, "other"), **elsewhere) == Older("third"), (
-        "two workers' clocks are not compared, but what they measured is"
-    )
-    assert isinstance(park(store, claim_of(label, "later"), **late, receipt="cd:1"), Parked)
+    room.published(room.settle(holder), "second", SLOT)
+    room.take("second", member=SLOT)
+    assert told(room, "first") == successor(room, "second")
 
 
 @pytest.mark.parametrize("kept", ["for its retry", "in the queue"])
-def test_what_does_not_run_is_replaced_at_once_and_its_message_finds_out(store, label, kept):
-    holder, newer = claim_of(label, "runs"), claim_of(label, "newer")
-    held = store.run(calls.acquire(holder))
-    if kept == "for its retry":
-        store.run(calls.hold(holder, holders.held_for_retry(held.value), 60))
+def test_what_does_not_run_is_replaced_at_once_and_its_message_finds_out(
+    room: Room, kept: str
+) -> None:
+    holder = room.take("runs")
+    value = holders.held_for_retry(holder.value)
+    if kept == "in the queue":
+        run = {"task": "t", "attempt": 1, "nesting": 0}
+        value = holders.kept_in_queue(holder.value, new_token(), **run)
+    room.store.run(calls.hold(holder, value, 60))
+
+    assert isinstance(replaces(room, "newer"), Free)
+    room.take("newer")
+    for _ in range(2):
+        assert told(room, "runs", attempt=1) == successor(room, "newer")
+
+
+def test_what_cools_down_or_is_not_ours_is_waited_for(room: Room) -> None:
+    room.settle(room.take("runs"), min_hold=60)
+    for value in (room.client.get(room.keys.lock), "foreign"):
+        room.client.set(room.keys.lock, value)
+        assert isinstance(replaces(room, "newer"), Parked)
+        assert room.client.get(room.keys.lock) == value
+
+
+def test_what_was_replaced_stays_so_though_its_process_settles_after_others_did(room: Room) -> None:
+    """The worker's main process has ended it, and given back its lock."""
+    older = room.take("older")
+    assert isinstance(replaces(room, "newer"), Parked)
+    room.settle(older)
+    room.settle(older, note=EXPECTS_RESULT, always=True)
+    assert told(room, "older") == successor(room, "newer")
+
+
+@pytest.mark.parametrize("note", ["", "1"])
+def test_what_was_replaced_and_died_stays_replaced(room: Room, note: str) -> None:
+    """Its message comes back, also if its body had ended and its result is lost."""
+    older = room.take("older")
+    replaces(room, "newer")
+    assert room.settle(older, note=note).offered is not None
+    room.settle(room.take("newer", member=SLOT))
+    if note:
+        room.take("older")
     else:
-        value = holders.kept_in_queue(held.value, new_token(), task="t", attempt=1, nesting=0)
-        store.run(calls.hold(holder, value, 60))
-    assert isinstance(park(store, newer), Free)
-    assert isinstance(store.run(calls.acquire(newer)), Acquired)
-    reply = store.run(calls.acquire(claim_of(label, "runs", attempt=1)))
-    assert isinstance(reply, Done)
-    assert reply.note.replaced_by == Holder(task="pkg.task", task_id="newer")
-    again = store.run(calls.acquire(claim_of(label, "runs", attempt=1)))
-    assert again.note.replaced_by.task_id == "newer"
+        assert told(room, "older") == successor(room, "newer")
 
 
-def test_what_cools_down_or_is_not_ours_is_waited_for(store, inside, label):
-    holder, newer = claim_of(label, "runs"), claim_of(label, "newer")
-    store.run(calls.acquire(holder))
-    store.run(calls.settle(holder, calls.Release(min_hold=60)))
-    before = inside.get(holder.keys.lock)
-    assert isinstance(park(store, newer), Parked)
-    assert inside.get(holder.keys.lock) == before
-    inside.set(holder.keys.lock, "foreign")
-    assert isinstance(park(store, claim_of(label, "newest")), Parked)
-    assert inside.get(holder.keys.lock) == "foreign"
+def test_a_copy_of_what_is_to_end_for_another_waits_while_it_runs(room: Room) -> None:
+    """It may yet end in a result of its own, which the copy then finds; it does not run."""
+    older = room.take("older")
+    replaces(room, "newer")
+    assert room.ask("older").relation == "own"
+    room.settle(older, note="0")
+    assert told(room, "older") == successor(room, "newer")
+
+
+# -- who waits ----------------------------------------------------------------------------------
+
+
+def test_a_task_that_is_asked_for_again_says_again_what_it_replaced(room: Room) -> None:
+    room.take("runs")
+    assert isinstance(replaces(room, "first"), Parked)
+    found = replaces(room, "second").replaced
+    assert [*found] == [room.entry_id("first")]
+    assert replaces(room, "second").replaced == found, "the reply was lost"
+
+    for _ in range(2):
+        assert room.parks("other", "=other.task").replaced == {}
+    room.store.ask(rooms.forget_ended(room.keys, room.entry_id("first"), TTL))
+    assert replaces(room, "second").replaced == {}, "it has its result"
+
+
+def test_what_may_go_says_again_what_it_replaced(room: Room) -> None:
+    holder = room.take("runs")
+    assert isinstance(replaces(room, "first"), Parked)
+    room.settle(holder)
+    found = replaces(room, "second")
+    assert isinstance(found, Free)
+    assert [*found.replaced] == [room.entry_id("first")]
+    assert replaces(room, "second") == found, "the reply was lost"
+
+
+def test_a_replaced_task_stays_replaced_when_one_of_its_copies_ends(room: Room) -> None:
+    """Another copy has asked for the lock already. It must not take the newer task's place."""
+    room.take("runs")
+    for task in ("first", "second"):
+        assert isinstance(replaces(room, task, arrived=100.0), Parked)
+    assert replaces(room, "first", arrived=100.0) == older_than(room, "second")
+    room.store.run(calls.mark_done(room.claim("first")))
+    assert replaces(room, "first", arrived=100.0) == older_than(room, "second")
+    assert told(room, "first") == successor(room, "second")
+
+
+# -- who is older -------------------------------------------------------------------------------
+
+
+def test_what_arrived_before_replaces_neither_who_runs_nor_who_waits(room: Room) -> None:
+    """To the microsecond."""
+    now = 1_800_000_000.0
+    holder = room.take("runs", says={"arrived": now})
+    older = replaces(room, "old", arrived=now - 1e-5)
+    assert isinstance(older, Older)
+    assert older.holder.task_id == room.task_id("runs")
+    assert beats(room, holder).replaced_by is None
+
+    assert isinstance(replaces(room, "new", arrived=now), Parked)
+    assert replaces(room, "between", arrived=now - 1e-5) == older_than(room, "new")
+    assert beats(room, holder).replaced_by == successor(room, "new")
+    assert isinstance(replaces(room, "newer", arrived=now + 1e-5), Parked)
+    assert isinstance(replaces(room, "nobody noted when"), Older)
+
+
+def test_of_two_whose_age_is_known_the_older_replaces_neither(room: Room) -> None:
+    """Each is measured where the message was received; the times are the lock server's."""
+    now = clock()
+    room.take("runs", says={"age": 50.0})
+    older = replaces(room, "old", received=now - 80)
+    assert isinstance(older, Older)
+    assert older.holder.task_id == room.task_id("runs")
+    assert isinstance(replaces(room, "new", received=now - 20), Parked)
+    assert replaces(room, "between", received=now - 40) == older_than(room, "new")
+
+
+def test_of_two_that_one_worker_received_its_own_clock_tells_the_order(room: Room) -> None:
+    """What it measured for the server is late by as long as its calls took."""
+    room.take("runs", says={"age": 600.0, "receipt": "ab:2000"})
+    late, early = {"received": clock()}, {"received": clock() - 3600}
+    older = replaces(room, "earlier", **late, receipt="ab:1999")
+    assert isinstance(older, Older)
+    assert older.holder.task_id == room.task_id("runs")
+
+    assert isinstance(replaces(room, "first", **early, receipt="ab:2001"), Parked)
+    assert isinstance(replaces(room, "third", **early, receipt="ab:10003"), Parked)
+    assert replaces(room, "second", **late, receipt="ab:2002") == older_than(room, "third")
+
+    elsewhere = {"received": clock() - 7200, "receipt": "cd:99999"}
+    assert replaces(room, "other", **elsewhere) == older_than(room, "third"), (
+        "two workers' clocks are not compared, but what they measured is"
+    )
+    assert isinstance(replaces(room, "later", **late, receipt="cd:1"), Parked)
 
 
 @pytest.mark.parametrize("task_id", ["0c1e", 'a "quoted" one', "}]\\", "ключ", "\U0001f511", ""])
-def test_a_successor_survives_whatever_it_is_called(task_id):
+def test_a_successor_survives_whatever_it_is_called(task_id: str) -> None:
     text = holders.successor_text("pkg.task", task_id)
     assert text.count('"') == 4
     assert json.loads(text) == ["pkg.task", task_id]

@@ -1,10 +1,7 @@
-"""A reservation under the lock's key: `reserve.lua`, and who takes it over. On a real server and in
-memory.
-"""
+"""A reservation under the lock's key: `reserve.lua`, and who takes it over."""
 
 from __future__ import annotations
 
-import dataclasses
 import time
 
 import pytest
@@ -14,109 +11,92 @@ from celery_redislock.protocol import calls, holders
 from celery_redislock.protocol.claims import NOT_OURS, Acquired, Busy, Claim, Reserved
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.protocol.tokens import new_token
-from celery_redislock.servers.node import Node
-from celery_redislock.servers.urls import source_from_url
-from tests.support.waiting import eventually
+from tests.contract.claims import make_claim
+from tests.contract.scripts.a_room import TTL, Room
 
 
 def reservation(label, task_id="", attempt=0):
     token = new_token()
-    value = holders.encode(
-        token, ttl_ms=5000, task="pkg.task", task_id=task_id, attempt=attempt, queued=True
-    )
+    run = {"task": "pkg.task", "task_id": task_id, "attempt": attempt, "queued": True}
+    value = holders.encode(token, ttl_ms=5000, **run)
     return Claim(lock_keys("redislock", label), token, 5, value, task_id, attempt)
 
 
-def delivery(label, task_id="", attempt=0, kept=""):
-    token = new_token()
-    value = holders.encode(token, ttl_ms=5000, task="pkg.task", task_id=task_id, attempt=attempt)
-    keys = lock_keys("redislock", label)
-    return Claim(keys, token, 5, value, task_id, attempt, kept=kept)
+def reserve(room: Room, task: str, attempt: int = 0) -> Claim:
+    claim = room.claim(task, attempt, says={"queued": True})
+    assert room.store.run(calls.reserve(claim, 600)) == Reserved()
+    return claim
 
 
-def test_a_reservation_stands_under_the_locks_key_and_names_who_is_queued(store, inside, label):
-    mine = reservation(label, "0c1e")
-    assert isinstance(store.run(calls.reserve(mine, 20)), Reserved)
-    assert 19_000 < inside.pttl(mine.keys.lock) <= 20_000
-    holder = store.ask(calls.holder_of(mine.keys, 5))
-    assert (holder.task_id, holder.queued, holder.fence) == ("0c1e", True, None)
-    assert abs(holder.acquired_at - time.time()) < 5
+def test_a_reservation_stands_under_the_locks_key_and_names_who_is_queued(room: Room) -> None:
+    mine = reserve(room, "mine")
+    assert room.store.run(calls.reserve(mine, 900)) == Reserved(), "asked again"
+
+    assert 600_000 < room.client.pttl(room.keys.lock) <= 900_000
+    holder = room.store.ask(calls.holder_of(room.keys, TTL))
+    assert (holder.task_id, holder.queued, holder.fence) == (room.task_id("mine"), True, None)
+    assert abs(holder.acquired_at - time.time()) < 60
     assert str(holder).endswith(", waiting in the queue")
 
-    other = store.run(calls.reserve(reservation(label, "other"), 20))
+    other = room.store.run(calls.reserve(room.claim("other"), 20))
     assert isinstance(other, Busy)
-    assert other.holder.task_id == "0c1e"
-    assert isinstance(store.run(calls.acquire(delivery(label, "other"))), Busy)
+    assert other.holder.task_id == room.ask("other").holder.task_id == room.task_id("mine")
 
 
-def test_asked_again_with_its_own_token_it_is_still_reserved(store, label):
-    mine = reservation(label)
-    assert isinstance(store.run(calls.reserve(mine, 20)), Reserved)
-    assert isinstance(store.run(calls.reserve(mine, 20)), Reserved)
+def test_the_first_copy_of_the_message_takes_it_over_and_no_other_one(room: Room) -> None:
+    mine = reserve(room, "mine")
+
+    first = room.take("mine", kept=mine.token)
+    assert room.client.pttl(room.keys.lock) <= TTL * 1000
+    assert not room.store.ask(calls.holder_of(room.keys, TTL)).queued
+
+    assert room.ask("mine", kept=mine.token).relation == "own"
+    assert room.store.run(calls.keep_reserved(mine, 60), once=True).outcome == NOT_OURS
+    assert not room.settle(mine).ours
+    assert room.settle(first).ours
 
 
-def test_the_first_copy_of_the_message_takes_it_over_and_no_other_one(store, inside, label):
-    mine = reservation(label, "0c1e")
-    store.run(calls.reserve(mine, 20))
-    first, copy = (delivery(label, "0c1e", kept=mine.token) for _ in range(2))
-    taken = store.run(calls.acquire(first))
-    assert isinstance(taken, Acquired)
-    assert inside.pttl(mine.keys.lock) <= 5_000
-    assert not store.ask(calls.holder_of(mine.keys, 5)).queued
-    reply = store.run(calls.acquire(copy))
-    assert isinstance(reply, Busy)
-    assert reply.relation == "own"
-    assert store.run(calls.keep_reserved(mine, 60), once=True).outcome == NOT_OURS
-    assert not store.run(calls.settle(mine)).ours
-    assert store.run(calls.settle(first)).ours
+def test_a_message_that_lost_its_header_is_known_by_its_task(room: Room) -> None:
+    reserve(room, "mine")
+    room.take("mine")
 
 
-def test_a_message_that_lost_its_header_is_known_by_its_task(store, label):
-    store.run(calls.reserve(reservation(label, "0c1e"), 20))
-    assert isinstance(store.run(calls.acquire(delivery(label, "0c1e"))), Acquired)
+def test_a_copy_of_an_earlier_attempt_does_not_take_what_is_kept_for_the_next(room: Room) -> None:
+    reserve(room, "mine", attempt=1)
+    assert not isinstance(room.store.run(calls.acquire(room.claim("mine"))), Acquired)
+    room.take("mine", attempt=1)
 
 
-def test_a_copy_of_an_earlier_attempt_does_not_take_what_is_kept_for_the_next(store, label):
-    mine = reservation(label, "0c1e", attempt=1)
-    store.run(calls.reserve(mine, 20))
-    assert not isinstance(store.run(calls.acquire(delivery(label, "0c1e"))), Acquired)
-    assert isinstance(store.run(calls.acquire(delivery(label, "0c1e", attempt=1))), Acquired)
+def test_a_lapsed_reservation_is_not_revived(room: Room) -> None:
+    mine = reserve(room, "mine")
+    room.dies()
+    assert room.store.run(calls.keep_reserved(mine, 60), once=True).outcome == NOT_OURS
+    assert not room.client.exists(room.keys.lock)
 
 
-def test_a_lapsed_reservation_is_not_revived(store, inside, label):
-    mine = reservation(label)
-    store.run(calls.reserve(mine, 0.01))
-    eventually(lambda: not inside.exists(mine.keys.lock), "it lapsed")
-    assert store.run(calls.keep_reserved(mine, 60), once=True).outcome == NOT_OURS
-    assert not inside.exists(mine.keys.lock)
-
-
-def test_a_foreign_value_is_left_alone(store, inside, label):
-    mine = reservation(label)
-    inside.rpush(mine.keys.lock, "x")
-    reply = store.run(calls.reserve(mine, 20))
+def test_a_foreign_value_is_left_alone(room: Room) -> None:
+    room.client.rpush(room.keys.lock, "x")
+    reply = room.store.run(calls.reserve(room.claim("mine"), 20))
     assert isinstance(reply, Busy)
     assert reply.holder.task_id is None
-    assert inside.type(mine.keys.lock) == "list"
+    assert room.client.type(room.keys.lock) == "list"
 
 
-def test_a_lock_for_several_is_reserved_slot_by_slot(store, label):
-    keys = lock_keys("redislock", label, 2)
-    claims = [dataclasses.replace(reservation(label, f"{n}"), keys=keys) for n in range(3)]
-    replies = [store.run(calls.reserve(claim, 20)) for claim in claims]
-    assert [type(reply) for reply in replies] == [Reserved, Reserved, Busy]
-    assert replies[2].holder.task_id == "0"
-    second = dataclasses.replace(delivery(label, "1", kept=claims[1].token), keys=keys)
-    assert isinstance(store.run(calls.acquire(second)), Acquired)
-    assert store.run(calls.settle(claims[0])).ours
-    assert isinstance(store.run(calls.reserve(claims[2], 20)), Reserved)
-    assert store.run(calls.settle(second)).ours
+def test_a_lock_for_several_is_reserved_slot_by_slot(make_room) -> None:
+    room = make_room(2)
+    first, second = reserve(room, "first"), reserve(room, "second")
+    third = room.store.run(calls.reserve(room.claim("third"), 20))
+    assert isinstance(third, Busy)
+    assert third.holder.task_id == room.task_id("first")
+
+    runs = room.take("second", kept=second.token)
+    assert room.settle(first).ours
+    reserve(room, "third")
+    assert room.settle(runs).ours
 
 
-def test_a_servers_restart_is_held_off_here_too(own_redis, label):
-    store = Node(source_from_url(own_redis.url))
-    store.run(calls.acquire(delivery(label, "runs")))
+def test_a_servers_restart_is_held_off_here_too(own_store, own_redis, label) -> None:
+    own_store.run(calls.acquire(make_claim(label, ttl=5)))
     own_redis.restart_empty()
     with pytest.raises(LockUnavailable, match="no new locks for"):
-        store.run(calls.reserve(reservation(label), 20), hold_off=0)
-    store.close()
+        own_store.run(calls.reserve(reservation(label), 20), hold_off=0)

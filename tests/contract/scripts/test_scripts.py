@@ -17,7 +17,7 @@ from celery_redislock.protocol.claims import Claim
 from celery_redislock.protocol.exchange import Call
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.servers import connections, scripts
-from tests.support.scripts import rewritten
+from tests.contract.changed_scripts import rewritten
 
 FOLDER = Path(celery_redislock.__file__).parent / "scripts"
 #: Parts of others: they have no keys and arguments of their own.

@@ -122,9 +122,10 @@ def empty(own_redis: Any) -> Any:
         yield client
 
 
-@pytest.mark.parametrize("note", ["", EXPECTS_RESULT])
-@pytest.mark.parametrize("history", [0, 50])
-@pytest.mark.parametrize("turns_away", [False, True])
+@pytest.mark.parametrize(
+    ("note", "history", "turns_away"),
+    [("", 0, False), ("", 50, True), (EXPECTS_RESULT, 50, False), (EXPECTS_RESULT, 0, True)],
+)
 @pytest.mark.parametrize("beside", ["nothing", "a note", "a waiter", "a room"])
 def test_a_short_cut_ends_where_the_long_way_ends(
     empty: redis.Redis, note: str, history: int, turns_away: bool, beside: str

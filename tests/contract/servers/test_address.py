@@ -66,6 +66,36 @@ def test_a_url_and_options_are_told_without_user_and_password(url, options, expe
 @pytest.mark.parametrize(
     ("url", "options", "reason"),
     [
+        ("redis://host", {"socket_timeout": 5}, "unknown option 'socket_timeout'. Accepted: "),
+        ("redis://host", {"retry_on_timeout": True}, "'retry_on_timeout'"),
+        ("redis://host", {"max_connections": 5}, "'max_connections'"),
+        ("redis://host:99999", {}, "a port must be a number"),
+        ("redis://host:port", {}, "a port must be a number"),
+        ("redis://host?db=five", {}, "db"),
+        ("redis://host/five", {}, "database 'five' must be a number"),
+        ("rediss://host/0/1", {}, "database '0/1' must be a number"),
+        ("rediss://host?ssl_cert_reqs=sometimes", {}, "sometimes"),
+        ("unix:///run/redis.sock", {"ssl_ca_certs": "/ca"}, "ssl_ca_certs"),
+        ("sentinel://host", {}, "needs 'master_name'"),
+        ("sentinel://host", {"master_name": ""}, "needs 'master_name'"),
+        ("sentinel://host/db", {"master_name": "m"}, "database 'db' must be a number"),
+        ("sentinel://host:port", {"master_name": "m"}, "a port must be a number"),
+        ("sentinel://host", {"master_name": "m", "sentinel_kwargs": 5}, "must be a dict"),
+        ("sentinel://host", {"master_name": "m", "sentinel_kwargs": {"hots": 5}}, "hots"),
+        ("http://host", {}, "http is not accepted"),
+        ("host:6379", {}, "a str that is not a URL"),
+        ("", {}, "a str that is not a URL"),
+        (None, {}, "a NoneType that is not a URL"),
+        ("redis+cluster://a:6379,b/1", {}, "database '1': a cluster has only database 0"),
+        ("redis+cluster://a:99999", {}, "a port must be a number"),
+        ("redis+cluster://a", {"db": 1}, "'db' does not fit a cluster"),
+        ("redis+cluster://a", {"master_name": "x"}, "'master_name' does not fit a cluster"),
+        ("redis+sentinel://a,b", {}, "needs the name that the sentinels have"),
+        ("redis+sentinel://a,b/x", {"master_name": "y"}, "is not the 'x' of redislock_url"),
+        ("redis+sentinel://a,b/x/y", {}, "database 'y' must be a number"),
+        ("redlock://a,b", {}, "at least three different servers"),
+        ("redlock://a,b,a", {}, "at least three different servers"),
+        ("redlock://a,b,c/x", {}, "database 'x' must be a number"),
         ("redlock://a,b,a", {}, "a:6379 is named twice"),
         ("redlock://a,b,A:6379", {}, "a:6379 is named twice"),
         ("redlock://a:7,b,a:07", {}, "a:7 is named twice"),
@@ -90,7 +120,7 @@ def test_a_url_and_options_are_told_without_user_and_password(url, options, expe
         ("sentinel://one/1;sentinel://two/2", MASTER, "more than one db"),
     ],
 )  # fmt: skip
-def test_what_would_be_dropped_is_refused(url, options, reason):
+def test_what_is_no_good_or_would_be_dropped_is_refused_at_once(url, options, reason):
     with pytest.raises(ConfigError, match=reason):
         source_from_url(url, options)
 

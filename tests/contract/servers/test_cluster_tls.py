@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -18,10 +19,11 @@ from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.servers.cluster import Cluster
 from celery_redislock.servers.factory import server_at
 from celery_redislock.servers.urls import source_from_url
+from celery_redislock.testing import hold_lock
+from tests.contract.claims import busy, extended, extension, make_claim, outcomes, taken
 from tests.contract.servers.test_cluster import names_on
-from tests.contract.servers.test_store import busy, extended, extension, make_claim, outcomes, taken
 from tests.support.clusters import ClusterSet
-from tests.support.looking import make_app, run, take
+from tests.support.looking import make_app, run
 from tests.support.tls import Certificate
 
 
@@ -98,9 +100,10 @@ def test_after_a_failover_the_lock_is_kept(own, certificate, label) -> None:
 def test_locks_can_be_listed_and_the_set_up_be_examined(own, certificate, label) -> None:
     options = {"ssl_ca_certs": str(certificate.path)}
     app = make_app(own.url, label, redislock_transport_options=options)
-    keys = {take(app, "sync", str(number))[0].keys.lock for number in range(12)}
-    listed = run(app, "list", "--json")
-    assert {each["key"] for each in json.loads(listed.stdout)} == keys
+    with contextlib.ExitStack() as held:
+        locks = [held.enter_context(hold_lock(app.tasks["sync"], str(n))) for n in range(12)]
+        listed = run(app, "list", "--json")
+    assert {each["key"] for each in json.loads(listed.stdout)} == {each.key for each in locks}
     found = json.loads(run(app, "doctor", "--json").stdout)
     assert [each["what"] for each in found if each["check"] == "server"] == ["answers"]
     assert app_locks(app).describe_server().startswith("rediss+cluster://127.0.0.1:")

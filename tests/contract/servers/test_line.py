@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -62,24 +61,6 @@ def test_a_failure_is_told_to_all_who_wait() -> None:
         assert {type(each) for each in await asyncio.gather(*waiting, return_exceptions=True)} == {
             OSError
         }
-        line.leave()
-        assert await line.enter(timeout=0)
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("cancelled_first", [True, False])
-def test_a_turn_that_came_as_its_owner_was_cancelled_goes_to_the_next(cancelled_first) -> None:
-    async def main() -> None:
-        line = Line()
-        await line.enter()
-        first, second = (asyncio.create_task(line.enter()) for _ in range(2))
-        await spin()
-        steps: list[Any] = [first.cancel, line.leave]
-        for step in steps if cancelled_first else reversed(steps):
-            step()
-        assert await asyncio.wait_for(second, 5)
-        assert first.cancelled()
         line.leave()
         assert await line.enter(timeout=0)
 

@@ -13,12 +13,12 @@ from celery_redislock.app.settings import app_locks
 from celery_redislock.errors import ConfigError
 from celery_redislock.protocol import calls
 from celery_redislock.protocol.claims import EXTENDED, Acquired, Busy
+from celery_redislock.servers import talk
 from celery_redislock.servers.factory import server_at
 from celery_redislock.servers.server import Server
 from celery_redislock.servers.urls import source_from_url
-from tests.contract.servers.test_store import extended, extension, make_claim, outcomes, taken
+from tests.contract.claims import extended, extension, make_claim, outcomes, taken
 from tests.support.clusters import ClusterSet
-from tests.support.lateness import elapsed
 from tests.support.servers import RedisServer, SentinelSet
 from tests.support.waiting import eventually
 from tests.support.workers import make_app
@@ -80,21 +80,20 @@ def test_also_while_the_server_does_not_know_the_script(pair, label) -> None:
 def test_without_enough_replicas_the_lock_is_unavailable_and_not_busy(pair, label, asks) -> None:
     store = server_of(pair[0].url, 2)
     claim = make_claim(label)
-    began = time.monotonic()
     with pytest.raises(LockUnavailable, match="1 of 2 replicas confirmed"):
         if asks == "once":
             store.run(calls.acquire(claim))
         else:
             store.block(calls.acquire(claim, "woken"), claim.keys.wake, 0.01)
-    assert elapsed(began) < 1, "a bound of 100 ms"
     assert isinstance(store.run(calls.acquire(make_claim(label))), Busy), "busy is busy"
     assert store.run(calls.settle(claim)).ours
     store.close()
 
 
 def test_what_is_held_is_extended_and_released_whatever_the_replicas_do(
-    pair, label, stopped
+    pair, label, stopped, monkeypatch
 ) -> None:
+    monkeypatch.setattr(talk, "CONFIRMED_WITHIN", 20.0)
     careless, careful = server_of(pair[0].url, 0), server_of(pair[0].url, 1)
     claim = make_claim(label)
     held = taken(careless.run(calls.acquire(claim)))
@@ -102,7 +101,7 @@ def test_what_is_held_is_extended_and_released_whatever_the_replicas_do(
     began = time.monotonic()
     assert outcomes(extended(careful, extension(claim, held))) == [EXTENDED]
     assert careful.run(calls.settle(claim)).ours
-    assert elapsed(began) < 0.2, "each would have waited for 0.1 s"
+    assert time.monotonic() - began < 10, "they do not ask the replicas"
     for each in (careless, careful):
         each.close()
 

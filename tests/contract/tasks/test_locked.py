@@ -61,22 +61,6 @@ def test_a_direct_call_inside_a_locked_task_is_a_plain_call(eager, client):
     assert outer == inner > 0
 
 
-@pytest.mark.parametrize("setting", ["task_always_eager", None])
-def test_eager_mode_takes_no_lock_and_needs_no_redis(setting):
-    app = Celery("eager", broker="memory://", set_as_current=False)
-    if setting:
-        app.conf.update({setting: True})
-    else:
-        app.conf.redislock_url = "redis://127.0.0.1:1"
-
-    @app.task(shared=False, base=SingletonTask, bind=True)
-    def eager(self, x):
-        return x, self.lock.fence
-
-    result = eager.delay(5) if setting else eager.apply((5,))
-    assert result.get() == (5, 0)
-
-
 def test_a_disabled_app_takes_no_lock_and_needs_no_redis():
     app = Celery("disabled", broker="memory://", set_as_current=False)
     app.conf.update(task_always_eager=True, redislock_eager=True, redislock_enabled=False)
@@ -174,17 +158,6 @@ def test_it_works_beside_another_base_with_a_call_of_its_own(eager):
 
         assert task.apply().get() > 0
         assert calls == ["other"]
-
-
-def test_task_annotations_set_options(app):
-    app.conf.task_annotations = {"annotated": {"lock_ttl": 7, "on_conflict": "wait"}}
-
-    @app.task(shared=False, base=SingletonTask, name="annotated")
-    def annotated(): ...
-
-    app.finalize()
-    assert app.tasks["annotated"].lock_options.lock_ttl == 7
-    assert app.tasks["annotated"].lock_options.on_conflict == Wait()
 
 
 def test_class_based_tasks_take_the_lock(eager):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -20,11 +19,8 @@ from celery_redislock import (
     SingletonTask,
     lock_conflict,
 )
-from celery_redislock.app.delivery import KEY, Delivery, Kept
-from celery_redislock.protocol.keys import name_of
 from celery_redislock.tasks import reserve
 from tests.support.interrupts import interrupted
-from tests.support.lateness import elapsed
 from tests.support.sending import (
     app,
     define,
@@ -81,8 +77,8 @@ def test_a_schedule_is_not_told_by_an_error(tasks, redis_server, label, length, 
     assert [said.outcome for said in heard] == ["not sent"]
     assert length() == 1
     tasks.unique_or_raise.break_lock(label)
-    name = name_of("redislock", tasks.unique_or_raise.lock_key_for(label))
-    with RedisLock(tasks.unique_or_raise.app, name):
+    key = tasks.unique_or_raise.lock_key_for(label)
+    with RedisLock(tasks.unique_or_raise.app, key.partition(":lock:")[2]):
         assert tasks.send("unique_or_raise", label, **options) is None, "no task has the lock"
     assert length() == 1
 
@@ -244,14 +240,6 @@ def test_an_eta_and_an_expiry_in_any_form_are_counted(app, tasks, label, client,
     assert 95_000 < client.pttl(key) <= 100_000
 
 
-def test_a_deferred_message_keeps_its_reservation():
-    kept = Kept("1|name", "token")
-    header = Delivery("t").next_header(kept, copied=False, outage=True)
-    assert Kept.of(header) == kept
-    assert Kept.of({}) is None
-    assert Kept.of({KEY: {"kept": ["1|name", 5]}}) is None
-
-
 def test_a_duplicate_with_callbacks_or_an_id_of_its_own_is_sent(tasks, label, length):
     first = tasks.send("unique", label)
     linked = tasks.send("unique", label, link=tasks.sig("unique", label))
@@ -272,7 +260,6 @@ def test_without_the_lock_server_a_sender_does_as_it_is_told(
 ):
     app = make_sender(conf, redislock_url=f"redis://127.0.0.1:{free_port()}/0")
     task = define(app, "choosy", lock_scope="queued+running", on_redis_error=choice)
-    started = time.monotonic()
     if choice == "raise":
         with pytest.raises(LockUnavailable):
             task.apply_async((label,), queue=queue)
@@ -282,7 +269,6 @@ def test_without_the_lock_server_a_sender_does_as_it_is_told(
     assert length() == (choice != "raise")
     chain(task.si(label).set(queue=queue), task.si(label).set(queue=queue))()
     assert length() == 1 + (choice != "raise"), "a chain is left to the worker"
-    assert elapsed(started) < 6
     app.close()
 
 

@@ -15,7 +15,6 @@ from celery.utils import uuid
 
 from celery_redislock import Defer, Policy, Queue, Raise, SingletonTask, Skip, current_lock
 from celery_redislock.app.delivery import KEY
-from celery_redislock.app.internals import running_task
 from celery_redislock.protocol.tokens import new_token
 from celery_redislock.servers.server import Server
 from celery_redislock.tasks.locked import LockedTask
@@ -311,15 +310,11 @@ def test_wherever_a_time_limit_comes_it_leaves_nothing_behind(app, client, label
 
     deliver()
     modules = ("celery_redislock.tasks", "celery_redislock.app.internals", "celery_redislock.lock")
-    places = set()
     for where, _ in each_place(deliver, modules, SoftTimeLimitExceeded):
-        places.add(where.partition(",")[0])
-        assert running_task() is None, where
         assert not len(task.request_stack), where
         assert current_lock() is None, where
         if "on_conflict" not in options:
             assert not client.exists(key), where
-    assert {"live", "life", "trace", "_settle"} <= places
 
 
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])

@@ -2,27 +2,105 @@
 
 from __future__ import annotations
 
+import time
+
+import pytest
+
 from celery_redislock.app.housekeeper import housekeeper
-from celery_redislock.worker.sweeper import Sweeper
+from celery_redislock.protocol.keys import keys_of_lock_id
+from celery_redislock.tasks.room import Looked
+from celery_redislock.worker import sweeper
+from celery_redislock.worker.sweeper import COMES_BACK, Sweeper
+from tests.support.waiting import eventually
+
+LOCK_ID = "1|pkg.task:one"
 
 
-def looks(client, sweeper: Sweeper) -> int:
-    """How many rooms' lists one sweep reads."""
+@pytest.fixture
+def client(own_redis):
+    with own_redis.client() as client:
+        yield client
 
-    def read() -> int:
-        return int(client.info("commandstats").get("cmdstat_zrangebyscore", {}).get("calls", 0))
 
-    before = read()
+@pytest.fixture
+def room_is_due(client):
+    """Says when the next look at the room is due, in seconds."""
+    rooms = keys_of_lock_id("redislock", LOCK_ID).rooms
+    return lambda seconds: client.zadd(rooms, {LOCK_ID: (time.time() + seconds) * 1000})
+
+
+@pytest.fixture
+def looked(monkeypatch):
+    """The apps that have looked at the room, and those that cannot publish its task."""
+
+    class Looks(list):
+        unable = ()
+
+    looks = Looks()
+
+    def look_after(app, keys, ttl):
+        assert keys.lock_id == LOCK_ID
+        looks.append(app)
+        return Looked(goes_on=False, passed_over=app in looks.unable)
+
+    monkeypatch.setattr(sweeper, "look_after", look_after)
+    return looks
+
+
+def sweep(client, sweeper):
+    """Its turn has come."""
+    client.delete(sweeper._turn)
     sweeper.sweep()
     housekeeper.finish()
-    return read() - before
 
 
-def test_one_of_a_fleets_workers_looks_and_the_others_need_not(make_app, own_redis):
-    app, client = make_app(redislock_url=own_redis.url), own_redis.client()
+def test_one_of_a_fleets_workers_looks_and_the_others_need_not(
+    make_app, own_redis, client, looked, room_is_due
+):
+    app = make_app(redislock_url=own_redis.url)
     ours, other = Sweeper(app), Sweeper(app)
-    assert looks(client, ours) >= 1000, "each bucket's rooms"
-    assert looks(client, other) < 1000, "another one has looked"
-    client.delete(ours._turn)  # two seconds later
-    assert looks(client, other) >= 1000
-    client.close()
+    room_is_due(0)
+
+    sweep(client, ours)
+    assert len(looked) == 1
+    other.sweep()
+    housekeeper.finish()
+    assert len(looked) == 1, "another one has looked"
+
+    sweep(client, other)  # two seconds later
+    assert len(looked) == 2
+
+
+def test_who_comes_back_looks_at_rooms_that_others_have_put_off(
+    make_app, own_redis, client, looked, room_is_due
+):
+    ours = Sweeper(make_app(redislock_url=own_redis.url))
+    room_is_due(600)
+
+    sweep(client, ours)
+    assert len(looked) == 1, "it has just started"
+    sweep(client, ours)
+    assert len(looked) == 1, "the room is not due"
+
+    ours._swept -= COMES_BACK  # its machine was suspended
+    sweep(client, ours)
+    assert len(looked) == 2
+
+
+def test_who_could_not_publish_a_rooms_task_looks_after_those_who_can(
+    make_app, own_redis, client, looked, room_is_due
+):
+    able, unable = (make_app(redislock_url=own_redis.url) for _ in "ab")
+    unable.task(name="theirs", shared=False)(print)
+    looked.unable = [unable]
+    first, second = Sweeper(unable), Sweeper(able)
+    room_is_due(0)
+    sweep(client, first)
+    assert looked == [unable]
+
+    sweep(client, first)
+    assert looked == [unable], "it gives way"
+    sweep(client, second)
+    eventually(lambda: len(looked) == 3, "all have looked")
+
+    assert looked == [unable, able, unable]

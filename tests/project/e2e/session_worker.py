@@ -46,9 +46,7 @@ def label() -> str:
     return uuid.uuid4().hex
 
 
-def test_a_duplicate_is_skipped(
-    locks_in: str, label: str, celery_session_worker: Any, held_lock: Any
-) -> None:
+def test_a_duplicate_is_skipped(locks_in, label, celery_session_worker, held_lock):
     held = held_lock(tasks.skip, label)
     assert assert_locked(tasks.skip, label).task_id == "held-by-test-1"
     assert_skipped(tasks.skip.delay(label))
@@ -57,9 +55,7 @@ def test_a_duplicate_is_skipped(
     assert_free(tasks.skip, label)
 
 
-def test_what_queues_runs_after_the_release(
-    locks_in: str, label: str, celery_session_worker: Any, held_lock: Any
-) -> None:
+def test_what_queues_runs_after_the_release(locks_in, label, celery_session_worker, held_lock):
     held = held_lock(tasks.queue, label)
     results = [tasks.queue.delay(label, 0.1) for _ in range(2)]
     held.release()

@@ -29,7 +29,6 @@ from pytest_celery import (
     DEFAULT_WORKER_CONTAINER_TIMEOUT,
     DEFAULT_WORKER_VOLUME,
     CeleryTestBroker,
-    CeleryTestSetup,
     CeleryTestWorker,
     CeleryWorkerCluster,
     CeleryWorkerContainer,
@@ -126,9 +125,7 @@ def celery_worker_cluster(
 
 
 @in_containers
-def test_of_two_calls_on_two_workers_one_is_skipped(
-    celery_setup: CeleryTestSetup, label: str
-) -> None:
+def test_of_two_calls_on_two_workers_one_is_skipped(celery_setup, label):
     first = tasks.skip.delay(label, 5)
     eventually(lambda: first.state == states.STARTED, "it runs", 30)
     eventually(lambda: tasks.skip.lock_holder(label), "Celery says so before it has the lock", 30)
@@ -138,7 +135,7 @@ def test_of_two_calls_on_two_workers_one_is_skipped(
 
 
 @in_containers
-def test_what_queues_runs_one_after_another(celery_setup: CeleryTestSetup, label: str) -> None:
+def test_what_queues_runs_one_after_another(celery_setup, label):
     results = [tasks.queue.delay(label, 0.2) for _ in range(4)]
     times = sorted(result.get(timeout=60) for result in results)
     for (_, ended), (began, _) in pairwise(times):
@@ -146,9 +143,7 @@ def test_what_queues_runs_one_after_another(celery_setup: CeleryTestSetup, label
 
 
 @in_containers
-def test_the_lock_of_a_container_that_was_killed_lapses(
-    celery_setup: CeleryTestSetup, label: str
-) -> None:
+def test_the_lock_of_a_container_that_was_killed_lapses(celery_setup, label):
     first = tasks.skip.delay(label, 600)
     eventually(lambda: first.state == states.STARTED, "it runs", 30)
     eventually(lambda: tasks.skip.lock_holder(label), "Celery says so before it has the lock", 30)
@@ -162,9 +157,7 @@ def test_the_lock_of_a_container_that_was_killed_lapses(
 # -- all but the engine -----------------------------------------------------------------------
 
 
-def test_shared_tasks_can_be_imported_beside_pytest_celerys_own_app(
-    label: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shared_tasks_can_be_imported_beside_pytest_celerys_own_app(label, monkeypatch):
     """It is there from the start, knows no Redis, and every shared task is bound to it."""
     # Neither to the apps of tests before this one, nor to those of tests after it.
     monkeypatch.setattr(celery._state, "_apps", {template})
@@ -178,7 +171,7 @@ def test_shared_tasks_can_be_imported_beside_pytest_celerys_own_app(
         template.tasks[f"e2e.shared.{label}"].lock_key_for()
 
 
-def test_the_worker_that_goes_into_the_container_runs_as_a_process(conf: Any, queue: str) -> None:
+def test_the_worker_that_goes_into_the_container_runs_as_a_process(conf, queue):
     with tempfile.TemporaryDirectory() as folder:
         for path, content in WorkerContainer.initial_content().items():
             file = Path(folder, path)
@@ -218,7 +211,7 @@ def test_the_worker_that_goes_into_the_container_runs_as_a_process(conf: Any, qu
             sender.close()
 
 
-def test_the_image_has_what_it_is_made_of() -> None:
+def test_the_image_has_what_it_is_made_of():
     ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
     lines = (ROOT / "examples/Dockerfile").read_text(encoding="utf-8").splitlines()
     copied = [word for line in lines if line.startswith("COPY ") for word in line.split()[1:-1]]

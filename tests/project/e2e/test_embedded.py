@@ -41,14 +41,14 @@ def task(celery_app, label):
     return task
 
 
-def test_the_embedded_worker_takes_locks(celery_app, task, celery_worker, client):
+def test_the_embedded_worker_takes_locks_and_skips_duplicates(
+    celery_app, task, celery_worker, client
+):
     x, fence = task.delay(5).get(timeout=20)
     assert x == 5
     assert fence > 0
     assert not client.exists(task.lock_key_for(5))
 
-
-def test_the_embedded_worker_skips_duplicates(celery_app, task, celery_worker, client):
     client.set(task.lock_key_for(5), '{"token":"somebody"}', px=20_000)
     with pytest.raises(TaskSkipped):
         task.delay(5).get(timeout=20)

@@ -15,7 +15,7 @@ from typing import Any
 
 import redis
 
-from .history import History
+from tests.proofs.history import History
 
 #: Seconds between two looks.
 LOOK_EVERY = 0.05

@@ -1,17 +1,27 @@
-"""What is run: every fault on every broker and pool, with early and late acknowledgement."""
+"""The fault bench as a proof: every fault on every broker and pool, acknowledged early and late."""
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import itertools
 import re
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 import kombu.transport.redis
 
+from tests.proofs.harness import Options, Proof, Result, Table
+from tests.proofs.history import History, read
+from tests.support.servers import RabbitMQ
+
+from .checker import Verdict, check
 from .faults import FAULTS
-from .stage import ACKS, BROKERS, POOLS, Fault
+from .stage import ACKS, BROKERS, POOLS, Address, Fault, Stage
 
 #: Faults after which the broker must deliver again what a worker had.
 REDELIVER = frozenset(
@@ -23,8 +33,7 @@ REDELIVER = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """One set-up with one fault. What is random in it comes from a seed and the case's id."""
 
     broker: str
@@ -34,20 +43,17 @@ class Case:
 
     @property
     def id(self) -> str:
-        return f"{self.broker}-{self.pool}-{self.acks}-{self.fault}"
+        return "-".join(self)
 
     @property
     def skip_reason(self) -> str | None:
         """Why this cannot be run with these versions, or None."""
-        if self.broker == "redis" and self.fault in REDELIVER and not _looks_often():
+        looks_often = hasattr(kombu.transport.redis.Channel, "unacked_restore_throttle")
+        if self.broker == "redis" and self.fault in REDELIVER and not looks_often:
             return "this kombu looks for unacknowledged messages only every 100 s"
         if self.fault == "cluster_reshard" and not shutil.which("redis-cli"):
             return "no redis-cli on this machine"
         return None
-
-
-def _looks_often() -> bool:
-    return hasattr(kombu.transport.redis.Channel, "unacked_restore_throttle")
 
 
 def _cases_of(fault: Fault) -> Iterator[Case]:
@@ -57,7 +63,7 @@ def _cases_of(fault: Fault) -> Iterator[Case]:
 
 
 #: The whole matrix.
-FULL = [case for fault in FAULTS.values() for case in _cases_of(fault)]
+FULL = {case.id: case for fault in FAULTS.values() for case in _cases_of(fault)}
 
 
 #: What does not make a fault another kind of fault, but how long or how much, where, and whom.
@@ -98,3 +104,159 @@ def _short() -> Iterator[Case]:
 
 #: A selection for every day.
 SHORT = list(_short())
+
+
+# -- running ----------------------------------------------------------------------------------
+
+
+def play(stage: Stage, log: Path) -> Verdict:
+    """Let a stage play, and check its history. If it fails, the workers' logs are left there."""
+    verdict = None
+    try:
+        with stage:
+            stage.play()
+        verdict = check(read(stage.history.path))
+    finally:
+        stage.history.close()
+        if verdict is None or verdict.violations:
+            log.write_text("\n==== next worker\n".join(stage.logs))
+    return verdict
+
+
+class Bench(Proof):
+    """What is played on a stage: late or early, on either broker."""
+
+    def needs_rabbitmq(self, trials: Sequence[str]) -> bool:
+        return any(trial.startswith("rabbitmq-") for trial in trials)
+
+    @contextlib.contextmanager
+    def around(self, trials: Sequence[str]) -> Iterator[Address | None]:
+        """A RabbitMQ for all."""
+        if not self.needs_rabbitmq(trials):
+            yield None
+            return
+        server = RabbitMQ()
+        try:
+            server.start()
+            yield Address(server.url, server.port)
+        finally:
+            server.kill()
+
+    def stage(self, trial: str, seed: int, options: Options) -> tuple[Fault, Case]:
+        raise NotImplementedError
+
+    def run(
+        self, trial: str, seed: int, options: Options, history: Path, shared: Address | None
+    ) -> tuple[Verdict, Sequence[str]]:
+        fault, case = self.stage(trial, seed, options)
+        stage = Stage(
+            fault,
+            History(history),
+            pool=case.pool,
+            broker=case.broker,
+            acks=case.acks,
+            seed=f"{seed}:{trial}",
+            rabbitmq=shared,
+        )
+        verdict = play(stage, history.with_suffix(".log"))
+        return verdict, [str(violation) for violation in verdict.violations]
+
+    def tables(self, results: Sequence[Result]) -> Sequence[Table]:
+        by_fault = defaultdict(list)
+        for result in results:
+            by_fault[result.trial.rpartition("-")[2]].append(result.figures)
+        by_fault["all"] = [result.figures for result in results]
+        rows = [
+            [name, *(cell(some) for cell in COLUMNS.values())] for name, some in by_fault.items()
+        ]
+        head = ["fault", *COLUMNS]
+        return [Table(f"figures.md#{self.name}", head, rows, legend=LEGEND)]
+
+
+class Faults(Bench):
+    name = "faults"
+    about = "injects faults while tasks run, and decides from the history what broke; half an hour"
+    jobs = 4
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--short", action="store_true", help="the selection of `make test`")
+
+    def trials(self, options: Options) -> Sequence[str]:
+        return [case.id for case in SHORT] if options.short else list(FULL)
+
+    def skip_reason(self, trial: str) -> str | None:
+        return FULL[trial].skip_reason
+
+    def stage(self, trial: str, seed: int, options: Options) -> tuple[Fault, Case]:
+        case = FULL[trial]
+        return FAULTS[case.fault], case
+
+
+# -- the table --------------------------------------------------------------------------------
+
+Cell = Callable[[Sequence[Verdict]], str]
+
+
+def _sum(attribute: str) -> Cell:
+    return lambda verdicts: str(sum(getattr(each, attribute) for each in verdicts))
+
+
+def _outcomes(*starts: str) -> Cell:
+    def count(verdicts: Sequence[Verdict]) -> str:
+        outcomes = [pair for each in verdicts for pair in each.outcomes.items()]
+        return str(sum(number for outcome, number in outcomes if outcome.startswith(starts)))
+
+    return count
+
+
+def _seconds(attribute: str, median: bool = False) -> Cell:
+    def worst(verdicts: Sequence[Verdict]) -> str:
+        found = [seconds for each in verdicts for seconds in getattr(each, attribute)]
+        if not found:
+            return "-"
+        return (
+            f"{statistics.median(found):.2f} / {max(found):.2f}" if median else f"{max(found):.2f}"
+        )
+
+    return worst
+
+
+def _length(attribute: str) -> Cell:
+    return lambda verdicts: str(sum(len(getattr(each, attribute)) for each in verdicts))
+
+
+COLUMNS: dict[str, Cell] = {
+    "cases": lambda verdicts: str(len(verdicts)),
+    "messages": _outcomes(""),
+    "bodies": _sum("bodies"),
+    "ran": _outcomes("ran", "deferred", "waited", "queued"),
+    "skipped": _outcomes("skipped", "replaced"),
+    "failed": _outcomes("failed", "refused"),
+    "gone": _sum("vanished"),
+    "by transport": _sum("lost_by_transport"),
+    "by us": _sum("lost_by_us"),
+    "parked": _sum("parked"),
+    "forgot": _sum("forgotten"),
+    "again": _sum("again"),
+    "both": _sum("overlaps"),
+    "lost": _length("told"),
+    "told s": _seconds("told"),
+    "child s": _seconds("freed_child", median=True),
+    "worker s": _seconds("freed_worker", median=True),
+    "wrong": _length("violations"),
+}
+
+LEGEND = """\
+* ran, skipped, failed: how the messages ended; one that was deferred or waited first counts as ran.
+* parked: stays in waiting rooms; forgot: those that ended with the lock server's data.
+* gone: messages that Celery lost as it may: most were acknowledged early by a worker that died.
+* by transport: messages that the broker's transport lost: kombu's Redis transport takes a message
+  from its queue before it notes who has it, and a connection that breaks takes messages along.
+* by us: messages that nobody else can have lost. Each is also counted as wrong.
+* again: attempts that ran once more after their process died or their lock was lost.
+* both: pairs of bodies that had the lock at a time, where the server lost its data.
+* lost: holders that lost their lock; told: seconds until they knew, at worst, without the time in
+  which they stood still.
+* child, worker: seconds from a kill until the lock was free, median / worst.
+* wrong: broken promises.
+"""

@@ -9,22 +9,24 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from typing import TypeVar
+
+from tests.proofs.history import Event
 
 from .debouncing import late_bursts, too_early, without_a_run
-from .history import Event
 from .losses import Taken, still_in, taken_by_nobody
-from .patience import KEPT_FOR
 from .replacing import (
-    Replacement,
     ended_by_the_older,
     older_after_newer,
     ran_after_all,
     replacements,
 )
 from .rooms import Stay, newcomers, passed_by, side_by_side, stays, unanswered, unsaid
+from .witness import KEPT_FOR
+
+T = TypeVar("T")
 
 #: What every span of time is allowed beyond its bound, in seconds, beside the time in which the
 #: machine was late: the witness looks from one process.
@@ -38,7 +40,7 @@ STUCK = 15.0
 #: If nothing goes wrong, a debounced task is published so soon after its `max_wait`.
 DUE = 1.0
 #: So often in a second a task may ask for its lock.
-MOST_ASKS = 20
+MOST_ASKS = 30
 #: Two clocks are read one after the other, in seconds.
 TICK = 0.005
 
@@ -157,165 +159,86 @@ class Body:
                 yield since, until
 
 
+def grouped(items: Iterable[T], by: Callable[[T], str]) -> dict[str, list[T]]:
+    found = defaultdict(list)
+    for item in items:
+        found[by(item)].append(item)
+    return found
+
+
 class Facts:
-    """A history in the form in which the rules ask for it."""
+    """A history in the form in which the rules ask for it.
+
+    Attributes:
+        events, kinds: all of it, and by kind.
+        case, ttl, allows, acks_late: what was played.
+        bodies, by_key, bodies_of: every run, by its start; those with a lock, by its key; by task.
+        of_id: what happened to each message, by its task's id.
+        stays, rooms, replaced: in waiting rooms; by the lock's key; those that a newer one ended.
+        unsaid, unanswered: the tries to park, and the questions for a lock, without an answer.
+        replacements, told_to_end: who ended whom; what says that a holder was told to.
+        expiring, revoked: tasks that were sent with an expiry; that the fault revoked.
+        mains, died: the workers' main processes; when each dead process was seen to be dead.
+        faults: each one's begin, end, and whether the lock server may not have been reachable.
+        releases: by the key and the fence.
+    """
 
     def __init__(self, events: list[Event]) -> None:
         #: What comes after the end of the play, when the workers are ended, is not judged.
         quiet_at = max((event.at for event in events if event.kind == "quiet"), default=NEVER)
         self.events = [e for e in events if e.at <= quiet_at or e.kind in ("result", "crashed")]
-        self.kinds: dict[str, list[Event]] = defaultdict(list)
-        for event in self.events:
-            self.kinds[event.kind].append(event)
-        (self.case,) = self.kinds["case"]
+        kinds = self.kinds = grouped(self.events, lambda event: event.kind)
+        (self.case,) = kinds["case"]
         self.ttl: float = self.case.ttl
         self.allows = frozenset(self.case.allows)
         self.acks_late: bool = self.case.acks_late
+        self.bodies = self._all_bodies()
+        # Else it ran without the lock, as it was told to.
+        self.by_key = grouped((b for b in self.bodies if b.start.fence), lambda b: b.start.key)
+        self.bodies_of = grouped(self.bodies, lambda body: body.start.id)
+        ids = {body.start.run: body.start.id for body in self.bodies}
+        self.of_id = grouped(
+            (event for event in self.events if event.kind != "released"),
+            lambda event: event.get("id") or (event.kind == "end" and ids.get(event.run)) or "",
+        )
+        self.stays = stays(self.events)
+        self.rooms = grouped(self.stays, lambda stay: stay.parked.key)
+        self.replaced = grouped(
+            (stay for stay in self.stays if stay.how == "replaced"), lambda stay: stay.parked.id
+        )
+        self.unsaid, self.unanswered = unsaid(self.events), unanswered(self.events)
+        self.replacements = replacements(self.events, self.by_key)
+        self.told_to_end = [e for e in kinds["conflict"] if e.outcome == "replacing"]
+        self.expiring = {e.id for e in kinds["sent"] if e.get("expires") is not None}
+        self.revoked = {event.id for event in kinds["fault"] if event.get("id")}
+        self.mains = {event.main for kind in ("worker", "received") for event in kinds[kind]}
+        self.died = {pid: event.at for event in reversed(kinds["dead"]) for pid in event.pids}
+        self.faults = self._all_faults()
+        self.releases = {(event.key, event.fence): event for event in kinds["released"]}
+        self._stops = self._all_stops()
+        self._late = [(event.at - event.seconds, event.at) for event in kinds["late"]]
 
-    @cached_property
-    def bodies(self) -> list[Body]:
-        """Every run, by its start."""
+    def _all_bodies(self) -> list[Body]:
         runs = {event.run: Body(event) for event in self.kinds["start"]}
         by_fence = {(b.start.key, b.start.fence): b for b in runs.values() if b.start.fence}
+        beats = grouped(self.kinds["beat"], lambda event: event.token)
+        for body in runs.values():
+            confirmed = [(beat.sent, beat.until) for beat in beats[body.start.token]]
+            body.rights = sorted([(body.start.asked, body.start.right), *confirmed])
         for event in self.events:
             if event.kind == "alive":
                 runs[event.run].samples.append(event)
             elif event.kind == "end":
                 runs[event.run].end = event
             elif event.kind == "told":
-                body = runs.get(event.get("run")) or by_fence.get(
+                told = runs.get(event.get("run")) or by_fence.get(
                     (event.get("key"), event.get("fence"))
                 )
-                if body is not None and body.end is None:  # else its release found it out
-                    body.told_at = min(body.told_at, event.at)
-        self._add_rights(runs.values())
+                if told is not None and told.end is None:  # else its release found it out
+                    told.told_at = min(told.told_at, event.at)
         return list(runs.values())
 
-    def _add_rights(self, bodies: Iterable[Body]) -> None:
-        beats = defaultdict(list)
-        for event in self.kinds["beat"]:
-            beats[event.token].append((event.sent, event.until))
-        for body in bodies:
-            start = body.start
-            body.rights = sorted([(start.asked, start.right), *beats[start.token]])
-
-    @cached_property
-    def by_key(self) -> dict[str, list[Body]]:
-        found = defaultdict(list)
-        for body in self.bodies:
-            if body.start.fence:  # else it ran without the lock, as it was told to
-                found[body.start.key].append(body)
-        return found
-
-    @cached_property
-    def of_id(self) -> dict[str, list[Event]]:
-        """What happened to each message, by its task's id."""
-        found = defaultdict(list)
-        ids = {body.start.run: body.start.id for body in self.bodies}
-        for event in self.events:
-            task_id = event.get("id") or (event.kind == "end" and ids.get(event.run))
-            if task_id and event.kind != "released":
-                found[task_id].append(event)
-        return found
-
-    @cached_property
-    def bodies_of(self) -> dict[str, list[Body]]:
-        found = defaultdict(list)
-        for body in self.bodies:
-            found[body.start.id].append(body)
-        return found
-
-    @cached_property
-    def stays(self) -> list[Stay]:
-        return stays(self.events)
-
-    @cached_property
-    def unsaid(self) -> list[Event]:
-        return unsaid(self.events)
-
-    @cached_property
-    def unanswered(self) -> list[Event]:
-        return unanswered(self.events)
-
-    @cached_property
-    def rooms(self) -> dict[str, list[Stay]]:
-        """The stays in each lock's waiting room."""
-        found = defaultdict(list)
-        for stay in self.stays:
-            found[stay.parked.key].append(stay)
-        return found
-
-    def last_stay(self, task_id: str) -> Stay | None:
-        return next((s for s in reversed(self.stays) if s.parked.id == task_id), None)
-
-    def forgot(self, begin: float, end: float) -> bool:
-        """Whether the lock server may have forgotten in that time what was in its rooms."""
-        return bool(self.allows & {"overlap", "again"}) and any(
-            a <= end and begin <= b + self.ttl for a, b, _ in self.faults
-        )
-
-    def knows_offers(self, begin: float, end: float) -> bool:
-        """Whether it is written who was next in all of that time, and shortly before: what the
-        server said is not if the answer was lost.
-        """
-        begin -= 2 * KEPT_FOR
-        return not self.forgot(begin, end) and self.unreachable(begin, end) is None
-
-    @cached_property
-    def told_to_end(self) -> list[Event]:
-        """What says that a holder, its `holder`, was told to end for a newer run."""
-        return [event for event in self.kinds["conflict"] if event.outcome == "replacing"]
-
-    @cached_property
-    def expiring(self) -> set[str]:
-        """The tasks that were sent with an expiry."""
-        return {event.id for event in self.kinds["sent"] if event.get("expires") is not None}
-
-    @cached_property
-    def replaced(self) -> dict[str, list[Stay]]:
-        """Of each task: its stays that a newer one ended."""
-        found = defaultdict(list)
-        for stay in self.stays:
-            if stay.how == "replaced":
-                found[stay.parked.id].append(stay)
-        return found
-
-    @cached_property
-    def replacements(self) -> list[Replacement]:
-        return replacements(self.events, self.by_key)
-
-    @cached_property
-    def mains(self) -> set[int]:
-        """The main processes of all workers."""
-        return {event.main for kind in ("worker", "received") for event in self.kinds[kind]}
-
-    @cached_property
-    def died(self) -> dict[int, float]:
-        """When each dead process was seen to be dead."""
-        found: dict[int, float] = {}
-        for event in self.kinds["dead"]:
-            for pid in event.pids:
-                found.setdefault(pid, event.at)
-        return found
-
-    def is_dead(self, start: Event, by: float = NEVER) -> bool:
-        """Whether the process of this body, or its worker, was dead by then."""
-        return min(self._death(start.pid), self._death(start.main)) <= by
-
-    def died_soon(self, pid: int | None, at: float) -> bool:
-        """Whether this process was dead right after that time."""
-        death = NEVER if pid is None else self._death(pid)
-        return at <= death and self.elapsed(at, death) <= SOON
-
-    def conflicts_of(self, task_id: str) -> list[Event]:
-        return [event for event in self.of_id[task_id] if event.kind == "conflict"]
-
-    def _death(self, pid: int) -> float:
-        return self.died.get(pid, NEVER)
-
-    @cached_property
-    def faults(self) -> list[tuple[float, float, bool]]:
-        """Each fault's begin, end, and whether the lock server may not have been reachable."""
+    def _all_faults(self) -> list[tuple[float, float, bool]]:
         spans, open_at = [], {}
         for event in self.kinds["fault"]:
             if event.phase == "begin":
@@ -327,76 +250,8 @@ class Facts:
         spans += [(e.at, never_ended, bool(e.get("unreachable"))) for e in open_at.values()]
         return spans
 
-    @cached_property
-    def revoked(self) -> set[str]:
-        """The tasks that the fault revoked."""
-        return {event.id for event in self.kinds["fault"] if event.get("id")}
-
-    def unreachable(self, begin: float, end: float) -> float | None:
-        """When the lock server was reachable again, if it was not for some of that time."""
-        spans = [(a, b) for a, b, away in self.faults if away and a < end and b > begin]
-        return max((b for _, b in spans), default=None)
-
-    def could_not_say(self, body: Body) -> bool:
-        """Whether the server could not be told that this body ended, and so does not know it."""
-        release = self._releases.get((body.start.key, body.start.fence))
-        if body.end is None or release is None or release.owned:
-            return False
-        return self.unreachable(body.end.at, release.at) is not None
-
-    def acknowledgement_lost(self, task_id: str) -> bool:
-        """Whether the broker may not have heard that this message, acknowledged before it ran, was:
-        the connection was faulted, and it delivered the message again.
-        """
-        again = any(e.kind == "received" and e.redelivered for e in self.of_id[task_id])
-        return "vanished" in self.allows and not self.acks_late and again
-
-    def published_again(self, task_id: str) -> bool:
-        """Whether a room published its message once more, as it did not come."""
-        return any(e.kind == "offered" and e.since for e in self.of_id[task_id])
-
-    def disturbed(self, begin: float, end: float) -> bool:
-        """Whether something went wrong then, or shortly before."""
-        begin -= self.ttl
-        steps = any(begin < e.at < end for e in self.kinds["step"])
-        return steps or any(a < end and begin < b for a, b, _ in self.faults)
-
-    def cancelled(self, body: Body, by: float) -> bool:
-        """Whether by then the worker ended the task with the broker's connection, and perhaps in
-        the moment between the body and its result: a greenlet dies and leaves its process alive.
-        """
-        return self.case.get("pool") == "gevent" and any(
-            e.kind == "cancelled" and e.main == body.start.main and body.start.at < e.at < by
-            for e in self.of_id[body.start.id]
-        )
-
-    @cached_property
-    def _releases(self) -> dict[tuple[str, int], Event]:
-        return {(event.key, event.fence): event for event in self.kinds["released"]}
-
-    def data_may_be_lost(self, at: float) -> bool:
-        """Whether the lock server may have forgotten something by then, as the fault allows."""
-        forgets = bool(self.allows & {"overlap", "again"})
-        return forgets and any(begin <= at for begin, _, _ in self.faults)
-
-    def clock_forward(self, begin: float, end: float) -> float:
-        """By how many seconds the lock server's clock was put forward in that time."""
-        steps = (e.get("seconds", 0.0) for e in self.kinds["fault"] if begin <= e.at <= end)
-        return sum(max(seconds, 0.0) for seconds in steps)
-
-    def clock_back(self, begin: float, end: float) -> float:
-        """By how many seconds it was put back: what lapses does so later."""
-        steps = (e.get("seconds", 0.0) for e in self.kinds["fault"] if begin <= e.at <= end)
-        return sum(max(-seconds, 0.0) for seconds in steps)
-
-    def overlap_allowed(self, at: float) -> bool:
-        """Whether two may be inside from then on: the lock server just lost its data."""
-        return "overlap" in self.allows and any(
-            begin <= at <= end + self.ttl + SOON for begin, end, _ in self.faults
-        )
-
-    @cached_property
-    def _stops(self) -> dict[int, list[tuple[float, float]]]:
+    def _all_stops(self) -> dict[int, list[tuple[float, float]]]:
+        """When each process stood still."""
         spans, since = defaultdict(list), {}
         for event in self.events:
             if event.kind == "stopped":
@@ -409,18 +264,111 @@ class Facts:
             spans[pid].append((at, self.events[-1].at))
         return spans
 
+    # -- messages and rooms ---------------------------------------------------------------
+
+    def last_stay(self, task_id: str) -> Stay | None:
+        return next((s for s in reversed(self.stays) if s.parked.id == task_id), None)
+
+    def knows_offers(self, begin: float, end: float) -> bool:
+        """Whether it is written who was next in all of that time, and shortly before: what the
+        server said is not if the answer was lost.
+        """
+        begin -= 2 * KEPT_FOR
+        return not self.forgot(begin, end) and self.unreachable(begin, end) is None
+
+    def conflicts_of(self, task_id: str) -> list[Event]:
+        return [event for event in self.of_id[task_id] if event.kind == "conflict"]
+
+    def acknowledgement_lost(self, task_id: str) -> bool:
+        """Whether the broker may not have heard that this message, acknowledged before it ran, was:
+        the connection was faulted, and it delivered the message again.
+        """
+        again = any(e.kind == "received" and e.redelivered for e in self.of_id[task_id])
+        return "vanished" in self.allows and not self.acks_late and again
+
+    def published_again(self, task_id: str) -> bool:
+        """Whether a room published its message once more, as it did not come."""
+        return any(e.kind == "offered" and e.since for e in self.of_id[task_id])
+
+    # -- processes ------------------------------------------------------------------------
+
+    def death(self, pid: int | None) -> float:
+        """When this process was seen to be dead."""
+        return NEVER if pid is None else self.died.get(pid, NEVER)
+
+    def is_dead(self, start: Event, by: float = NEVER) -> bool:
+        """Whether the process of this body, or its worker, was dead by then."""
+        return min(self.death(start.pid), self.death(start.main)) <= by
+
+    def died_soon(self, pid: int | None, at: float) -> bool:
+        """Whether this process was dead right after that time."""
+        death = self.death(pid)
+        return at <= death and self.elapsed(at, death) <= SOON
+
+    def cancelled(self, body: Body, by: float) -> bool:
+        """Whether by then the worker ended the task with the broker's connection, and perhaps in
+        the moment between the body and its result: a greenlet dies and leaves its process alive.
+        """
+        return self.case.get("pool") == "gevent" and any(
+            e.kind == "cancelled" and e.main == body.start.main and body.start.at < e.at < by
+            for e in self.of_id[body.start.id]
+        )
+
     def stopped(self, pid: int, begin: float, end: float) -> float:
         """For how many of these seconds the process could not do anything."""
         return _common(self._stops.get(pid, ()), begin, end)
 
     def late(self, begin: float, end: float) -> float:
-        """For how many of these seconds the machine was late, as the stage's witness saw it."""
-        spans = [(event.at - event.seconds, event.at) for event in self.kinds["late"]]
-        return _common(spans, begin, end)
+        """For how many of these seconds the machine was late, as the watcher saw it."""
+        return _common(self._late, begin, end)
 
     def elapsed(self, begin: float, end: float) -> float:
         """The seconds from one time to another, in which the machine was not late."""
         return end - begin - self.late(begin, end)
+
+    # -- what the fault allows ------------------------------------------------------------
+
+    def forgot(self, begin: float, end: float) -> bool:
+        """Whether the lock server may have forgotten in that time what was in its rooms."""
+        return bool(self.allows & {"overlap", "again"}) and any(
+            a <= end and begin <= b + self.ttl for a, b, _ in self.faults
+        )
+
+    def data_may_be_lost(self, at: float) -> bool:
+        """Whether the lock server may have forgotten something by then, as the fault allows."""
+        forgets = bool(self.allows & {"overlap", "again"})
+        return forgets and any(begin <= at for begin, _, _ in self.faults)
+
+    def overlap_allowed(self, at: float) -> bool:
+        """Whether two may be inside from then on: the lock server just lost its data."""
+        return "overlap" in self.allows and any(
+            begin <= at <= end + self.ttl + SOON for begin, end, _ in self.faults
+        )
+
+    def unreachable(self, begin: float, end: float) -> float | None:
+        """When the lock server was reachable again, if it was not for some of that time."""
+        spans = [(a, b) for a, b, away in self.faults if away and a < end and b > begin]
+        return max((b for _, b in spans), default=None)
+
+    def could_not_say(self, body: Body) -> bool:
+        """Whether the server could not be told that this body ended, and so does not know it."""
+        release = self.releases.get((body.start.key, body.start.fence))
+        if body.end is None or release is None or release.owned:
+            return False
+        return self.unreachable(body.end.at, release.at) is not None
+
+    def disturbed(self, begin: float, end: float) -> bool:
+        """Whether something went wrong then, or shortly before."""
+        begin -= self.ttl
+        steps = any(begin < e.at < end for e in self.kinds["step"])
+        return steps or any(a < end and begin < b for a, b, _ in self.faults)
+
+    def clock_stepped(self, begin: float, end: float) -> tuple[float, float]:
+        """By how many seconds the lock server's clock was put forward in that time, and back: what
+        lapses then does so later.
+        """
+        steps = [e.get("seconds", 0.0) for e in self.kinds["fault"] if begin <= e.at <= end]
+        return sum(max(each, 0.0) for each in steps), sum(max(-each, 0.0) for each in steps)
 
 
 def _common(spans: Iterable[tuple[float, float]], begin: float, end: float) -> float:
@@ -553,7 +501,7 @@ def no_message_vanishes(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
 
 
 def _outcome(facts: Facts, task_id: str, result: Event) -> str:
-    conflicts = [e for e in facts.of_id[task_id] if e.kind == "conflict"]
+    conflicts = facts.conflicts_of(task_id)
     if _says_skipped(result):
         is_replaced = task_id in facts.replaced or result.get("error") == "TaskReplaced"
         return "replaced" if is_replaced else "skipped"
@@ -573,7 +521,7 @@ def _outcome(facts: Facts, task_id: str, result: Event) -> str:
 def _one_outcome(facts: Facts, sent: Event, result: Event) -> Iterator[Violation]:
     """What the result says happened, and nothing else did."""
     bodies = facts.bodies_of[sent.id]
-    conflicts = [e for e in facts.of_id[sent.id] if e.kind == "conflict"]
+    conflicts = facts.conflicts_of(sent.id)
     replaced = facts.replaced[sent.id]
     skips = [e for e in conflicts if e.outcome in SKIPPED]
     skips += [stay.left for stay in replaced if stay.left is not None]
@@ -883,7 +831,7 @@ def released_locks_are_free(facts: Facts, verdict: Verdict) -> Iterator[Violatio
             continue
         met_at = _met_at(facts, event)
         free_at = max(free.at, stands_until.get((event.key, free.fence), 0.0))
-        free_at += facts.clock_back(free.at - facts.ttl, met_at)
+        free_at += facts.clock_stepped(free.at - facts.ttl, met_at)[1]
         late = facts.elapsed(free_at, met_at) - facts.stopped(event.pid, free_at, met_at)
         if late > SOON + NOISE:
             yield Violation(
@@ -922,7 +870,7 @@ def held_locks_let_nobody_in(facts: Facts, verdict: Verdict) -> Iterator[Violati
         )
         # It was left at some time between these two events.
         lapses_at = end.at + countdowns.get(event.id, 0.0) + facts.ttl
-        until = min(next_at, lapses_at - facts.clock_forward(end.at, lapses_at))
+        until = min(next_at, lapses_at - facts.clock_stepped(end.at, lapses_at)[0])
         for body in facts.by_key[event.key]:
             start = body.start
             lost = facts.data_may_be_lost(start.at) or facts.forgot(event.at, start.at)
@@ -1012,12 +960,12 @@ def locks_of_the_dead_are_freed(facts: Facts, verdict: Verdict) -> Iterator[Viol
         if body.end is not None or not body.start.fence:
             continue
         start = body.start
-        dead_at = min(facts._death(start.pid), facts._death(start.main))
+        dead_at = min(facts.death(start.pid), facts.death(start.main))
         if dead_at == NEVER or (start.key, start.token) not in freed:
             continue  # what is never freed is found by `nothing_is_left`
         freed_at = freed[start.key, start.token]
         back_at = facts.unreachable(dead_at - facts.ttl, freed_at)
-        by_child = start.pid != start.main and facts._death(start.main) > freed_at
+        by_child = start.pid != start.main and facts.death(start.main) > freed_at
         main_stopped = facts.stopped(start.main, dead_at, freed_at) > 0
         took = max(freed_at - dead_at, 0.0)
         if back_at is not None:
@@ -1097,7 +1045,7 @@ def _has_a_claim(facts: Facts, took: Event) -> bool:
 
 
 def _kept_or_lost(facts: Facts, body: Body) -> bool:
-    release = facts._releases.get((body.start.key, body.start.fence))
+    release = facts.releases.get((body.start.key, body.start.fence))
     return release is None or release.kept_for_retry or not release.owned
 
 
@@ -1134,7 +1082,7 @@ def bursts_end_in_one_run(facts: Facts, verdict: Verdict) -> Iterator[Violation]
         yield Violation("no run", f"{events[0].id} {why}", events)
     for body, events, early in too_early(facts.stays, facts.bodies, facts.kinds["parks"]):
         begin, end = events[0].at, body.start.at
-        if early > TICK + facts.clock_forward(begin, end) and not facts.forgot(begin, end):
+        if early > TICK + facts.clock_stepped(begin, end)[0] and not facts.forgot(begin, end):
             yield Violation(
                 "not quiet", f"{body.start.id} began {early:.3f} s before it was quiet", events
             )
@@ -1143,7 +1091,9 @@ def bursts_end_in_one_run(facts: Facts, verdict: Verdict) -> Iterator[Violation]
             first, last = burst[0], burst[-1]
             offers = [offer.at for stay in burst for offer in stay.offers]
             begin, published = first.parked.at, min([*offers, last.left_by])
-            disturbed = facts.disturbed(begin, published) or facts.clock_back(begin, published)
+            disturbed = (
+                facts.disturbed(begin, published) or facts.clock_stepped(begin, published)[1]
+            )
             bound = STUCK if disturbed else DUE + NOISE
             late = facts.elapsed(due, published)
             if late > bound and not facts.forgot(begin, last.left_by):
@@ -1177,7 +1127,7 @@ def pauses_are_kept(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
         for body in bodies:
             start = body.start
             pause = start.get("min_hold", 0.0)
-            release = facts._releases.get((key, start.fence))
+            release = facts.releases.get((key, start.fence))
             if not pause or body.outcome != "returned" or release is None or not release.owned:
                 continue
             until = asked_at.get((key, start.fence), start.asked) + pause

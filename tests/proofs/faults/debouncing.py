@@ -9,9 +9,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from celery_redislock.protocol.entries import task_id_of
+from tests.proofs.history import Event
 
-from .history import Event
 from .rooms import Stay
 
 
@@ -74,7 +73,7 @@ def too_early(
         times = [call.at]
         if first := firsts.get(start.id):
             # Who was in the slot before may not have lived to say so.
-            ids = {task_id_of(entry) for entry in first.parked.replaced} & asked.keys()
+            ids = {entry.rpartition(":")[0] for entry in first.parked.replaced} & asked.keys()
             times += [first.asked_at, *(asked[each].at for each in ids)]
             times += [_slot_taken(stays, asked[each]) for each in ids - firsts.keys()]
         yield body, (call, start), min(call.at + quiet, min(times) + max_wait) - start.at

@@ -16,25 +16,26 @@ from typing import Any
 
 from celery.exceptions import NotRegistered
 
+from tests.proofs.history import Event
 from tests.support.servers import Proxy, RedisServer, SentinelSet, Way
 from tests.support.waiting import eventually
 from tests.support.workers import Worker
 
-from . import cluster_faults, patience, steps
-from .aim import (
+from . import cluster
+from .kinds import OF_FLEETS, OF_RELEASE, OF_ROOMS, TASKS
+from .load import KEYS, OWN_KEYS
+from .stage import (
     FORGETS,
     LONG,
     LOSES_DATA,
     LOSES_MESSAGES,
     SHORT,
+    Fault,
     Span,
-    holder,
-    inside,
-    last,
+    Stage,
+    send_signal,
 )
-from .history import Event
-from .load import KEYS, OF_FLEETS, OF_RELEASE, OF_ROOMS, OWN_KEYS, TASKS
-from .stage import Fault, Stage, send_signal
+from .witness import STEPS, Step, stop_at
 
 PREFORK = ("prefork",)
 #: Where a running task can be ended from outside.
@@ -55,9 +56,14 @@ def kill_child(stage: Stage) -> None:
 
 def kill_worker(stage: Stage) -> None:
     """SIGKILL of a worker's main process. Its children die with it."""
-    worker = stage.worker_of(stage.await_inside())
+    start = stage.await_inside()
     stage.pause(0, 0.3)
-    with stage.during("kill_worker", pid=worker.pid):
+    _kill_worker_of(stage, start, "kill_worker")
+
+
+def _kill_worker_of(stage: Stage, here: Event, name: str) -> None:
+    worker = stage.worker_of(here)
+    with stage.during(name, pid=worker.pid):
         pids = _processes(worker)
         send_signal([worker.pid], signal.SIGKILL)
         stage.dead(pids)
@@ -83,32 +89,32 @@ def kill_everything(stage: Stage, locks: bool = False) -> None:
 
 def stop_child(stage: Stage, span: Span) -> None:
     """SIGSTOP of a pool process. Its worker goes on, and keeps its lock."""
-    pid = holder(stage, span).pid
-    with stage.during("stop_child", pid=pid), stage.standing_still([pid]):
-        last(stage, span)
+    _stop(stage, span, lambda start: [start.pid])
 
 
 def stop_main(stage: Stage, span: Span) -> None:
     """SIGSTOP of a worker's main process alone. Its children go on."""
-    pid = holder(stage, span).main
-    with stage.during("stop_main", pid=pid), stage.standing_still([pid]):
-        last(stage, span)
+    _stop(stage, span, lambda start: [start.main])
 
 
 def stop_worker(stage: Stage, span: Span) -> None:
     """SIGSTOP of all of a worker's processes."""
-    worker = stage.worker_of(holder(stage, span))
-    with stage.during("stop_worker", pid=worker.pid), stage.standing_still(_processes(worker)):
-        last(stage, span)
+    _stop(stage, span, lambda start: _processes(stage.worker_of(start)))
+
+
+def _stop(stage: Stage, span: Span, whom: Callable[[Event], list[int]]) -> None:
+    pids = whom(stage.holder(span))
+    with stage.during("stop", pids=pids), stage.standing_still(pids):
+        stage.last(span)
 
 
 def stop_locks(stage: Stage, span: Span) -> None:
     """SIGSTOP of the lock server: connections stand, and nobody answers."""
-    holder(stage, span)
+    stage.holder(span)
     with stage.during("stop_locks", unreachable=True):
         stage.locks.stop()
         try:
-            last(stage, span)
+            stage.last(span)
         finally:
             stage.locks.resume()
 
@@ -118,10 +124,10 @@ def stop_locks(stage: Stage, span: Span) -> None:
 
 def restart_locks(stage: Stage, span: Span, empty: bool = True) -> None:
     """The lock server is killed, is away, and comes back, empty or with its data."""
-    holder(stage, span)
+    stage.holder(span)
     with stage.during("restart_locks", unreachable=True, empty=empty):
         stage.locks.kill()
-        last(stage, span)
+        stage.last(span)
         if empty:
             stage.locks.restart_empty()
         else:
@@ -130,7 +136,7 @@ def restart_locks(stage: Stage, span: Span, empty: bool = True) -> None:
 
 def pause_locks(stage: Stage, span: Span) -> None:
     """CLIENT PAUSE: the lock server lives and answers nobody."""
-    holder(stage, span)
+    stage.holder(span)
     with stage.during("pause_locks", unreachable=True):
         stage.locks.pause_clients(stage.rng.uniform(*span) * stage.ttl)
         eventually(stage.locks.answers, "the pause is over")
@@ -147,7 +153,7 @@ def flush_scripts(stage: Stage) -> None:
 def evict(stage: Stage, policies: Iterable[str]) -> None:
     """The lock server's memory is full, and it evicts locks."""
     policy = stage.rng.choice(list(policies))
-    holder(stage, LONG)
+    stage.holder(LONG)
     with stage.during("evict", unreachable=True, policy=policy):
         # Whether there was one to evict is a matter of chance.
         keys = stage.locks.evict(policy, timeout=5.0)
@@ -156,7 +162,7 @@ def evict(stage: Stage, policies: Iterable[str]) -> None:
 
 def step_clock(stage: Stage, part: float) -> None:
     """The lock server's clock steps by this part of the ttl. See `RedisServer.step_clock`."""
-    holder(stage, LONG)
+    stage.holder(LONG)
     stage.pause(0, 0.3)
     with stage.during("step_clock", seconds=part * stage.ttl):
         stage.locks.step_clock(part * stage.ttl)
@@ -164,7 +170,7 @@ def step_clock(stage: Stage, part: float) -> None:
 
 def failover(stage: Stage) -> None:
     """An operator has the replica promoted. The old master does not know for some seconds."""
-    holder(stage, LONG)
+    stage.holder(LONG)
     with stage.during("failover", unreachable=True):
         stage.locks.failover()
         stage.pause(0, 2 * stage.ttl)
@@ -173,7 +179,7 @@ def failover(stage: Stage) -> None:
 
 def lossy_failover(stage: Stage) -> None:
     """The master dies with locks of which the replica, then promoted, has not heard."""
-    holder(stage, LONG)
+    stage.holder(LONG)
     with stage.during("lossy_failover", unreachable=True):
         stage.locks.cut_replication()
         cut_at = time.monotonic()
@@ -189,13 +195,9 @@ def lossy_failover(stage: Stage) -> None:
 
 def cut_locks(stage: Stage, span: Span) -> None:
     """Every connection to the lock server breaks, and no new one is to be had."""
-    holder(stage, span)
-    with stage.during("cut_locks", unreachable=True):
-        stage.lock_proxy.cut_off()
-        try:
-            last(stage, span)
-        finally:
-            stage.lock_proxy.reconnect()
+    stage.holder(span)
+    with stage.during("cut_locks", unreachable=True), _cut(stage.lock_proxy):
+        stage.last(span)
 
 
 def break_locks(stage: Stage) -> None:
@@ -211,19 +213,19 @@ def delay_locks(stage: Stage, low: float, high: float) -> None:
     """Everything takes these seconds longer, each way. Beyond the library's own time limits,
     commands are executed after their client has given up.
     """
-    holder(stage, LONG)
+    stage.holder(LONG)
     with stage.during("delay_locks", unreachable=True), _healed(stage.lock_proxy):
         for way in (stage.lock_proxy.to_server, stage.lock_proxy.to_client):
             way.delay = stage.rng.uniform(low, high)
-        last(stage, (0.5, 1.5))
+        stage.last((0.5, 1.5))
 
 
 def block_locks(stage: Stage, span: Span, way: Callable[[Proxy], Way]) -> None:
     """One direction lets nothing through. What it held back is delivered late."""
-    holder(stage, span)
+    stage.holder(span)
     with stage.during("block_locks", unreachable=True), _healed(stage.lock_proxy):
         way(stage.lock_proxy).block()
-        last(stage, span)
+        stage.last(span)
 
 
 def lose_replies(stage: Stage, script: str | None) -> None:
@@ -231,11 +233,10 @@ def lose_replies(stage: Stage, script: str | None) -> None:
     executed.
     """
     proxy = stage.lock_proxy
-    marker = patience.sha_of(script).encode() if script else b""
     with stage.during("lose_replies", unreachable=True, script=script), _healed(proxy):
         for _ in range(4):
             goal = proxy.lost + stage.rng.randint(1, 3)
-            proxy.lose_replies(goal - proxy.lost, to=marker)
+            proxy.lose_replies_to(script, goal - proxy.lost)
             with contextlib.suppress(AssertionError):  # perhaps nobody asks just now
                 eventually(lambda goal=goal: proxy.lost >= goal, "replies are lost", 2.0)
             stage.pause(0, 0.3)
@@ -288,12 +289,8 @@ def shut_down(stage: Stage, signum: int) -> None:
 def cut_broker(stage: Stage, low: float = 0.0, high: float = 1.5) -> None:
     """Every connection to the broker breaks, and there are new ones only some seconds later."""
     stage.await_inside()
-    with stage.during("cut_broker"):
-        stage.broker_proxy.cut_off()
-        try:
-            stage.pause(low, high)
-        finally:
-            stage.broker_proxy.reconnect()
+    with stage.during("cut_broker"), _cut(stage.broker_proxy):
+        stage.pause(low, high)
 
 
 def kill_replaced(stage: Stage) -> None:
@@ -301,7 +298,7 @@ def kill_replaced(stage: Stage) -> None:
     late acknowledgement its message comes back.
     """
     about = {"key": "r1", "how": "return"}  # which the load does not use
-    older = inside(stage, stage.send("replace", kwargs={**about, "seconds": 5.0}))
+    older = stage.body_of(stage.send("replace", kwargs={**about, "seconds": 5.0}))
     newer = stage.send("replace", kwargs={**about, "seconds": stage.rng.uniform(0.2, 3.0)})
 
     def is_told() -> bool:
@@ -326,7 +323,7 @@ def new_release(stage: Stage) -> None:
     key, *_ = OWN_KEYS["moves"]
     waiting = ("moves", "reshaped", "unlocked", "steady", "moves", "reshaped", "unlocked")
     brief = {"key": key, "seconds": 0.1, "how": "return"}
-    inside(stage, stage.send("steady", kwargs={**brief, "seconds": 2.5}))
+    stage.body_of(stage.send("steady", kwargs={**brief, "seconds": 2.5}))
     ids = {stage.send(task, kwargs=brief) for task in waiting}
     with contextlib.suppress(AssertionError):  # they may be behind others in the queue
         eventually(lambda: {e.id for e in stage.history.events("parked")} & ids, "they wait", 3.0)
@@ -349,16 +346,11 @@ def two_fleets(stage: Stage) -> None:
     """
     (key, *_) = KEYS
     brief = {"key": key, "seconds": 0.1, "how": "return"}
-    here = inside(stage, stage.send("queue", kwargs={**brief, "seconds": 1.5}, expires=None))
+    here = stage.body_of(stage.send("queue", kwargs={**brief, "seconds": 1.5}, expires=None))
     for task in ("queue", "other_queue", "queue", "coalesce", "debounce"):
         stage.send(task, kwargs=brief, expires=None)
     stage.pause(0.1, 1.0)
-    worker = stage.worker_of(here)
-    with stage.during("two_fleets", pid=worker.pid):
-        pids = _processes(worker)
-        send_signal([worker.pid], signal.SIGKILL)
-        stage.dead(pids)
-        stage.replace(worker)
+    _kill_worker_of(stage, here, "two_fleets")
 
 
 # -- messages of a waiting room ---------------------------------------------------------------
@@ -394,7 +386,7 @@ def _nobody_takes_messages(stage: Stage) -> Iterator[set[str]]:
     about = {"key": KEYS[0], "how": "return"}
     with stage.load.held:
         eventually(lambda: stage.watcher.over(set(stage.load.sent)), "what was sent has ended", 60)
-        inside(stage, stage.send("queue", kwargs={**about, "seconds": 2.0}, expires=None))
+        stage.body_of(stage.send("queue", kwargs={**about, "seconds": 2.0}, expires=None))
         waiting = {
             stage.send(task, kwargs={**about, "seconds": 0.1}, expires=None)
             for task in ("queue", stage.rng.choice(("coalesce", "debounce", "queue")), "queue")
@@ -423,27 +415,15 @@ def _await_event(
 # -- between two steps of a waiting room ------------------------------------------------------
 
 
-def strike_at(stage: Stage, step: str, strike: Callable[[Stage, Event], None]) -> None:
-    """Strike a process that is just there. See `steps.STEPS`."""
-    armed = steps.arm(stage.history, step)
-    seen = time.monotonic()
-
-    def there() -> list[Event]:
-        return [e for e in stage.history.events("step") if e.at > seen]
-
-    try:
+def strike_at(stage: Stage, name: str, strike: Callable[[Stage, Event, Step], None]) -> None:
+    """Strike a process that is just there. See `STEPS`."""
+    with stop_at(stage.history, name) as step:
         for _ in range(4):
-            _bring_about(stage, step)
+            _bring_about(stage, name)
             with contextlib.suppress(AssertionError):  # the room may be in another's hands
-                (here,) = eventually(there, f"somebody is there: {step}", 5.0)
-                break
-        else:
-            stage.history.write("missed", name=step)
-            return
-        strike(stage, here)
-    finally:
-        armed.unlink(missing_ok=True)
-        steps.let_go(stage.history, step)
+                strike(stage, step.reached(5.0), step)
+                return
+        stage.history.write("missed", name=name)
 
 
 def _bring_about(stage: Stage, step: str) -> None:
@@ -457,27 +437,22 @@ def _bring_about(stage: Stage, step: str) -> None:
         stage.send(task, kwargs={"key": key, "seconds": seconds, "how": "return"}, expires=None)
 
 
-def kill_child_at(stage: Stage, here: Event) -> None:
+def kill_child_at(stage: Stage, here: Event, step: Step) -> None:
     """SIGKILL of the process; of its worker, if it is the main one."""
     if here.pid == here.main:
-        kill_worker_at(stage, here)
+        kill_worker_at(stage, here, step)
         return
     with stage.during("kill_child_at", step=here.name, pid=here.pid):
         send_signal([here.pid], signal.SIGKILL)
         stage.dead([here.pid])
 
 
-def kill_worker_at(stage: Stage, here: Event) -> None:
+def kill_worker_at(stage: Stage, here: Event, step: Step) -> None:
     """SIGKILL of the worker's main process. Its children die with it."""
-    worker = stage.worker_of(here)
-    with stage.during("kill_worker_at", step=here.name, pid=worker.pid):
-        pids = _processes(worker)
-        send_signal([worker.pid], signal.SIGKILL)
-        stage.dead(pids)
-        stage.replace(worker)
+    _kill_worker_of(stage, here, "kill_worker_at")
 
 
-def soft_limit_at(stage: Stage, here: Event) -> None:
+def soft_limit_at(stage: Stage, here: Event, step: Step) -> None:
     """The signal of a soft time limit."""
     with stage.during("soft_limit_at", step=here.name, pid=here.pid):
         if here.pid != here.main:
@@ -485,29 +460,21 @@ def soft_limit_at(stage: Stage, here: Event) -> None:
         stage.pause(0.0, 0.2)
 
 
-def cut_locks_at(stage: Stage, here: Event) -> None:
+def cut_locks_at(stage: Stage, here: Event, step: Step) -> None:
     """Connections to the lock server break, and there are new ones only later."""
-    with stage.during("cut_locks_at", unreachable=True, step=here.name):
-        stage.lock_proxy.cut_off()
-        steps.let_go(stage.history, here.name)
-        try:
-            last(stage, stage.rng.choice((SHORT, LONG)))
-        finally:
-            stage.lock_proxy.reconnect()
+    with stage.during("cut_locks_at", unreachable=True, step=here.name), _cut(stage.lock_proxy):
+        step.let_go()
+        stage.last(stage.rng.choice((SHORT, LONG)))
 
 
-def cut_broker_at(stage: Stage, here: Event) -> None:
+def cut_broker_at(stage: Stage, here: Event, step: Step) -> None:
     """The same with the broker."""
-    with stage.during("cut_broker_at", step=here.name):
-        stage.broker_proxy.cut_off()
-        steps.let_go(stage.history, here.name)
-        try:
-            stage.pause(0.0, 1.5)
-        finally:
-            stage.broker_proxy.reconnect()
+    with stage.during("cut_broker_at", step=here.name), _cut(stage.broker_proxy):
+        step.let_go()
+        stage.pause(0.0, 1.5)
 
 
-def empty_locks_at(stage: Stage, here: Event) -> None:
+def empty_locks_at(stage: Stage, here: Event, step: Step) -> None:
     """The lock server is killed, and comes back empty."""
     with stage.during("empty_locks_at", unreachable=True, step=here.name):
         stage.locks.restart_empty()
@@ -531,6 +498,16 @@ def _combinable() -> Iterator[Fault]:
 
 
 # -- how --------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _cut(proxy: Proxy) -> Iterator[None]:
+    """Connections break, and there are no new ones meanwhile."""
+    proxy.cut_off()
+    try:
+        yield
+    finally:
+        proxy.reconnect()
 
 
 @contextlib.contextmanager
@@ -635,7 +612,7 @@ _add(
     "cut_broker_cancels", cut_broker, conf=_on_connection_loss(True), allows=LOSES_MESSAGES, times=2
 )
 
-STRIKES: dict[str, tuple[Callable[[Stage, Event], None], dict[str, Any]]] = {
+STRIKES: dict[str, tuple[Callable[[Stage, Event, Step], None], dict[str, Any]]] = {
     "kill_child": (kill_child_at, {}),
     "kill_worker": (kill_worker_at, {}),
     "soft_limit": (soft_limit_at, {}),
@@ -652,7 +629,7 @@ STRIKES: dict[str, tuple[Callable[[Stage, Event], None], dict[str, Any]]] = {
         },
     ),
 }
-for _step in steps.STEPS:
+for _step in STEPS:
     for _name, (_strike, _how) in STRIKES.items():
         _add(
             f"{_name}_at_{_step.replace(' ', '_')}",
@@ -668,4 +645,4 @@ for _inject in (late_messages, lost_messages, dropped_messages):
     _add(_inject.__name__, _inject, pools=("prefork", "threads"), load=OF_ROOMS)
 _add("kill_replaced", kill_replaced, pools=PREFORK, acks=("late",), times=2)
 _add("several", several)
-FAULTS.update(cluster_faults.FAULTS)
+FAULTS.update(cluster.FAULTS)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from .history import Event
+from tests.proofs.history import Event
 
 #: Seconds within which a message that nobody saw in its queue has been taken from it.
 UNSEEN = 0.5

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from .history import Event
+from tests.proofs.history import Event
 
 #: Of two that came within so many seconds either may be the newer one.
 AT_ONCE = 0.05

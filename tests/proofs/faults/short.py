@@ -1,31 +1,43 @@
-"""What the tests of the short form share."""
+"""What the tests of the short form share, and which file has which kinds of fault."""
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from .cases import SHORT, Case
-from .run import run_case
+from tests.proofs.harness import run_one
+
+from .cases import SHORT, Case, Faults
 from .stage import Address
 
-SEED = 1
+#: A file's tests run one after another. Only "cluster_" chooses faults of a cluster.
+FILES = {
+    "processes": ("kill_", "stop_child", "stop_main", "stop_worker", "new_release", "two_fleets"),
+    "server": (
+        *("stop_locks", "pause_locks", "restart_", "empty_locks", "evict_", "clock_"),
+        *("failover", "flush_"),
+    ),
+    "network": ("cut_locks", "break_locks", "delay_locks", "block_", "lose_"),
+    "ends": ("_limit", "revoke", "shutdown", "cut_broker", "_messages", "several"),
+    "cluster": ("cluster_",),
+}
 
 
-def short_cases(*words: str) -> pytest.MarkDecorator:
-    """Parametrize a test with the selection's cases in whose faults' names one of these occurs.
+def chosen(words: Sequence[str]) -> list[Case]:
+    return [
+        case
+        for case in SHORT
+        if any(word in case.fault for word in words)
+        and case.fault.startswith("cluster_") == ("cluster_" in words)
+    ]
 
-    Only "cluster_" chooses faults of a cluster.
-    """
 
-    def chosen(fault: str) -> bool:
-        if fault.startswith("cluster_"):
-            return "cluster_" in words
-        return any(word in fault for word in words)
-
-    cases = [case for case in SHORT if chosen(case.fault)]
-    return pytest.mark.parametrize("case", cases, ids=lambda case: case.id)
+def short_form(file: str) -> pytest.MarkDecorator:
+    """Parametrize a test with the cases of this file."""
+    return pytest.mark.parametrize("case", chosen(FILES[file]), ids=lambda case: case.id)
 
 
 def assert_nothing_breaks(case: Case, folder: Path, request: pytest.FixtureRequest) -> None:
@@ -35,6 +47,7 @@ def assert_nothing_breaks(case: Case, folder: Path, request: pytest.FixtureReque
     if case.broker == "rabbitmq":
         server = request.getfixturevalue("rabbitmq")
         rabbitmq = Address(server.url, server.port)
-    result = run_case(case, SEED, folder, rabbitmq)
-    wrong = "\n".join([result.error, *map(str, result.verdict.violations)])
-    assert not result.failed, f"{wrong}\n{result.replay}\n{result.history}"
+    result = run_one(Faults(), case.id, 1, argparse.Namespace(), folder, rabbitmq)
+    wrong = "\n".join(filter(None, [result.error, *result.wrong]))
+    again = f"python -m tests.proofs faults --only {case.id}"
+    assert not result.failed, f"{wrong}\n{again}\n{result.history}"

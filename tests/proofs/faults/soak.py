@@ -7,13 +7,16 @@ in every other round RabbitMQ.
 
 from __future__ import annotations
 
+import argparse
+import math
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 
-from .cases import Case
+from tests.proofs.harness import Options
+
+from .cases import Bench, Case
 from .faults import (
     PREFORK,
     SHORT,
@@ -24,9 +27,7 @@ from .faults import (
     stop_main,
     stop_worker,
 )
-from .history import History
-from .run import Result, play_as, running_rabbitmq
-from .stage import BROKERS, IMPATIENT, Address, Fault, Stage
+from .stage import BROKERS, IMPATIENT, Fault, Stage
 
 #: Seconds for which a round sends, and strikes.
 ROUND = 120.0
@@ -44,47 +45,34 @@ STRIKES: tuple[Callable[[Stage], None], ...] = (
 )
 
 
-def soak(minutes: float, seed: int, folder: Path) -> Iterator[Result]:
-    """Rounds, until so many minutes are over, with each broker in turn; gives each round's result
-    as it ends.
-    """
-    until = time.monotonic() + 60 * minutes
-    number = 0
-    with running_rabbitmq() as rabbitmq:
-        while (left := until - time.monotonic()) > 0:
-            yield _round(min(ROUND, left), seed + number, folder, rabbitmq)
-            number += 1
+class Soak(Bench):
+    name = "soak"
+    about = "tasks that wait for locks, while workers are killed and stopped; --minutes"
 
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--minutes", type=float, default=60.0, help="default: 60")
 
-def _round(seconds: float, seed: int, folder: Path, rabbitmq: Address) -> Result:
-    broker = BROKERS[seed % 2]
-    impatient = {
-        "broker_transport_options": {**IMPATIENT, "visibility_timeout": VISIBILITY_TIMEOUT}
-    }
-    fault = Fault(
-        name="soak",
-        inject=lambda stage: _strike(stage, seconds),
-        pools=PREFORK,
-        conf=impatient if broker == "redis" else {},
-        load=TASKS,
-        apart=(0.01, 0.06),
-        room=24,
-        # A message may come back twice, and behind others, before it runs.
-        drain=30.0 + 4 * VISIBILITY_TIMEOUT,
-    )
-    case = Case(broker, "prefork", "late", "soak")
-    path = folder / f"soak-{seed}.jsonl"
-    path.unlink(missing_ok=True)
-    stage = Stage(
-        fault,
-        History(path),
-        pool=case.pool,
-        broker=case.broker,
-        acks=case.acks,
-        seed=str(seed),
-        rabbitmq=rabbitmq,
-    )
-    return play_as(stage, case, seed)
+    def trials(self, options: Options) -> Sequence[str]:
+        rounds = math.ceil(60 * options.minutes / ROUND)
+        return [f"{BROKERS[number % 2]}-{number}-soak" for number in range(rounds)]
+
+    def stage(self, trial: str, seed: int, options: Options) -> tuple[Fault, Case]:
+        broker, number, _ = trial.split("-")
+        seconds = min(ROUND, 60 * options.minutes - int(number) * ROUND)
+        impatient = {
+            "broker_transport_options": {**IMPATIENT, "visibility_timeout": VISIBILITY_TIMEOUT}
+        }
+        fault = Fault(
+            name="soak",
+            inject=lambda stage: _strike(stage, seconds),
+            conf=impatient if broker == "redis" else {},
+            load=TASKS,
+            apart=(0.01, 0.06),
+            room=24,
+            # A message may come back twice, and behind others, before it runs.
+            drain=30.0 + 4 * VISIBILITY_TIMEOUT,
+        )
+        return fault, Case(broker, *PREFORK, "late", "soak")
 
 
 def _strike(stage: Stage, seconds: float) -> None:

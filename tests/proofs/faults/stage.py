@@ -14,16 +14,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from celery_redislock.protocol.rooms import ENDED_AGAIN
-from tests.support.lateness import witness
+from tests.proofs.history import Event, History
+from tests.proofs.wire import call_in, commands_in
 from tests.support.servers import Proxy, RedisServer
 from tests.support.waiting import eventually
 from tests.support.workers import Worker, is_running, make_app
 
 from .broker import Recorder
 from .checker import FINAL
-from .history import Event, History
-from .load import APART, TASKS, Load, queue_of
+from .kinds import TASKS
+from .load import APART, Load, queue_of
 from .watch import LOCKS, Watcher
 
 #: Workers, and what each runs at a time.
@@ -35,6 +35,8 @@ ROOM = {"prefork": 9, "threads": 10, "solo": 5, "gevent": 10}
 AT_LEAST = 3.0
 #: Seconds until everything that was sent must have ended.
 DRAIN = 45.0
+#: Seconds after which another worker stores the result of a replaced task, if nobody has.
+ENDED_AGAIN = 5.0
 #: Seconds without news after which what cannot come any more is not waited for. Celery may take
 #: five to notice that a child is dead.
 HOPELESS = 6.0
@@ -46,6 +48,17 @@ IMPATIENT = {
     # A worker that is killed while it looks keeps the others from looking for so long.
     "unacked_mutex_expire": 2,
 }
+
+
+#: How long a fault lasts, as parts of the ttl.
+Span = tuple[float, float]
+SHORT: Span = (0.1, 0.6)
+LONG: Span = (1.3, 2.0)
+
+#: What a fault allows: see `Fault.allows`.
+LOSES_DATA = frozenset({"overlap"})
+FORGETS = frozenset({"again"})
+LOSES_MESSAGES = frozenset({"vanished"})
 
 
 class Address(NamedTuple):
@@ -68,9 +81,10 @@ class Fault:
         name: for people, and for the id of a case.
         inject: does it and heals it. Called once or several times in one case, in a thread of its
             own, while the load goes on. Writes what it does with `stage.during`.
-        allows: what is unavoidable under it: "overlap" (the lock server lost its data), "again"
-            (it forgot what has run, and what is held for a retry, but no held lock), "vanished"
-            (messages that were acknowledged early; or that the broker's transport loses).
+        allows: what is unavoidable under it: "overlap": the lock server lost its data. "again": it
+            came back empty, and forgot which attempts have run; its locks are taken again by their
+            holders. "vanished": messages that were acknowledged early, or that a connection took
+            along as it broke: kombu's Redis transport may have popped one and not yet told.
         pools, brokers, acks: where it makes sense.
         locks: makes the lock server. A `RedisServer` is put behind `lock_proxy`; anything else (a
             `SentinelSet`) has `url` and `transport_options` of its own.
@@ -101,6 +115,22 @@ class Fault:
     drain: float = DRAIN
 
 
+class ScriptProxy(Proxy):
+    """A proxy that can also lose the replies to one script."""
+
+    _script: str | None = None
+
+    def lose_replies_to(self, script: str | None, count: int) -> None:
+        """Lose so many replies to this script, see `wire`, or to whatever is sent."""
+        self._script = script
+        self.lose_replies(count)
+
+    def _note_request(self, client: Any, data: bytes) -> None:
+        calls = map(call_in, commands_in(data)) if self._script else ()
+        if not self._script or any(call and call.script == self._script for call in calls):
+            super()._note_request(client, data)
+
+
 class Stage:
     """A case's set-up, from the first server to the last drained message.
 
@@ -112,7 +142,8 @@ class Stage:
         rabbitmq: a running RabbitMQ, if that is the broker.
         busy: whether there is a load. Without it the fault sends what it needs, and is injected
             at once.
-        breakage: breaks the lock on purpose; see `breakages`.
+        broken: Lua code by script, which breaks locks on purpose; see `broken`.
+        concurrency: how much each worker runs at a time; None for what suits the pool.
 
     Attributes:
         rng: the faults' random choices.
@@ -137,7 +168,8 @@ class Stage:
         seed: str,
         rabbitmq: Address | None = None,
         busy: bool = True,
-        breakage: str | None = None,
+        broken: Mapping[str, str] | None = None,
+        concurrency: int | None = None,
     ) -> None:
         self.fault, self.ttl = fault, fault.ttl
         self.pool, self.broker, self.acks_late = pool, broker, acks == "late"
@@ -150,7 +182,8 @@ class Stage:
         self.logs: list[str] = []
         self._rabbitmq = rabbitmq
         self._busy = busy
-        self._breakage = breakage
+        self._broken = dict(broken or {})
+        self._concurrency = concurrency or CONCURRENCY[pool]
         self._seed = seed
         self._stack = contextlib.ExitStack()
 
@@ -170,7 +203,7 @@ class Stage:
         direct, target = self._broker()
         self.broker_proxy = stack.enter_context(Proxy(target))
         if isinstance(self.locks, RedisServer):
-            self.lock_proxy = stack.enter_context(Proxy(self.locks.port))
+            self.lock_proxy = stack.enter_context(ScriptProxy(self.locks.port))
             self._locks_url = f"{self.lock_proxy.url}/0"
         else:
             self._locks_url = self.locks.url
@@ -183,7 +216,6 @@ class Stage:
             seed=self._seed,
             ttl=self.ttl,
             allows=sorted(self.fault.allows),
-            breakage=self._breakage,
         )
         stack.callback(self._close_workers)
         # Its end comes first: what ends with the stage is no death.
@@ -240,7 +272,7 @@ class Stage:
     def _new_worker(self, fleet: str = "first") -> Worker:
         bench = {
             "bench_history": str(self.history.path),
-            "bench_breakage": self._breakage,
+            "bench_broken": self._broken,
             "bench_pool": self.pool,
             "bench_release": self.release,
             "bench_fleet": fleet,
@@ -248,7 +280,7 @@ class Stage:
         worker = Worker(
             conf={**self._conf(), **bench},
             pool=self.pool,
-            concurrency=CONCURRENCY[self.pool],
+            concurrency=self._concurrency,
             queues=queue_of(self.queue, f"{fleet}_"),
             app="tests.proofs.faults.tasks",
         )
@@ -263,8 +295,8 @@ class Stage:
         self.logs.append(worker.log())
         worker.close()
 
-    def _has_room(self) -> bool:
-        return len(self.watcher.open()) < (self.fault.room or ROOM[self.pool])
+    def _has_room(self, times: int) -> bool:
+        return len(self.watcher.open()) < times * (self.fault.room or ROOM[self.pool])
 
     # -- the play -------------------------------------------------------------------------
 
@@ -274,16 +306,12 @@ class Stage:
         Raises:
             Exception: what the injection raised.
         """
-        witness.start()
-        began = time.monotonic()
         if self._busy:
             self._inject_under_load()
         else:
             self.fault.inject(self)
         self._await_quiet()
         self._write_results()
-        for since, until in witness.spans(began, time.monotonic()):
-            self.history.write("late", at=until, seconds=until - since)
 
     def _inject_under_load(self) -> None:
         began = time.monotonic()
@@ -300,18 +328,22 @@ class Stage:
             self.load.stop()
 
     def _await_quiet(self) -> None:
-        give_up = time.monotonic() + self.fault.drain
-        while not self._is_drained() and time.monotonic() < give_up:
+        give_up = self._punctual() + self.fault.drain
+        while not self._is_drained() and self._punctual() < give_up:
             time.sleep(0.1)
         fences, reserved = self._fences_left()
         self.history.write("drained", fences=fences, reserved=reserved)
         # The locks of dead workers lapse, and those that are kept for a retry that vanished. Who
         # looks after the rooms looks at each once more when its last run could have died, or when
         # a replaced task was to have its result.
-        give_up = time.monotonic() + max(self.ttl, ENDED_AGAIN) + 2.5
-        while (self.locks_left() or self._rooms_left()) and time.monotonic() < give_up:
+        give_up = self._punctual() + max(self.ttl, ENDED_AGAIN) + 2.5
+        while (self.locks_left() or self._rooms_left()) and self._punctual() < give_up:
             time.sleep(0.05)
         self.history.write("quiet", keys=self.locks_left(), rooms=self._rooms_left())
+
+    def _punctual(self) -> float:
+        """A clock that stands still while the machine is late."""
+        return time.monotonic() - self.watcher.late
 
     def _is_drained(self) -> bool:
         """Whether nothing more will happen."""
@@ -415,6 +447,28 @@ class Stage:
         """One of the bodies that are inside, at random; waits until there is one."""
         found = eventually(self.inside, "a body is inside", timeout)
         return self.rng.choice(found)
+
+    def body_of(self, task_id: str) -> Event:
+        """The body of this task, once it is inside."""
+
+        def starts() -> list[Event]:
+            return [start for start in self.inside() if start.id == task_id]
+
+        return eventually(starts, "a long body is inside", 60)[0]
+
+    def holder(self, span: Span) -> Event:
+        """A body that is inside. For what lasts longer than the ttl it is one that does so too."""
+        if span != LONG:
+            return self.await_inside()
+        # Woken when it can have the lock, so it soon starts; and others soon want its lock.
+        seconds = round(self.rng.uniform(2.0, 2.5) * self.ttl, 3)
+        kwargs = {"seconds": seconds, "how": "return"}
+        return self.body_of(self.send("wait_then_defer", kwargs=kwargs))
+
+    def last(self, span: Span) -> None:
+        """Let the fault last for a random part of the ttl."""
+        low, high = span
+        self.pause(low * self.ttl, high * self.ttl)
 
     def worker_of(self, start: Event) -> Worker:
         """The worker in which this body runs."""

@@ -1,8 +1,6 @@
-"""The app of the bench's workers: tasks of every policy on a few shared locks, and the witnesses.
-
-The witnesses write down what the library does where the bodies cannot: extensions, conflicts,
-acknowledgements, what enters a waiting room. They only listen, but for `steps`. What
-`bench_breakage` names breaks the lock on purpose.
+"""The app of the bench's workers: tasks of every policy on a few shared locks, and what writes down
+what becomes of them: the bodies, signals, Celery's acknowledgements, and the `Witness`. They only
+listen, but for the steps and what `bench_broken` breaks on purpose.
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ import json
 import os
 import time
 import uuid
-from functools import partial, wraps
+from functools import wraps
 from typing import Any
 
 from celery import Celery, signals
@@ -19,29 +17,10 @@ from celery.exceptions import Reject, Retry
 from celery.worker.request import Request
 from kombu.transport.redis import Transport as RedisTransport
 
-from celery_redislock import (
-    Coalesce,
-    Debounce,
-    Defer,
-    Queue,
-    Raise,
-    Replace,
-    Skip,
-    Wait,
-    lock_conflict,
-    lock_lost,
-    lock_released,
-)
-from celery_redislock.protocol.claims import EXTENDED, Acquired, Extended, Full, Older, Parked
-from celery_redislock.protocol.clock import clock
-from celery_redislock.protocol.entries import task_id_of
-from celery_redislock.servers.node import Node
-from celery_redislock.servers.server import Server
-from celery_redislock.tasks import asking
-from celery_redislock.worker import finished, sweeper
-from tests.proofs.faults import breakages, patience, steps
-from tests.proofs.faults.history import History
-from tests.proofs.faults.scopes import SCOPED, define
+from celery_redislock import Debounce, lock_conflict, lock_lost, lock_released
+from tests.proofs.faults.kinds import FIRST_FLEET, OTHER_FLEET, RELEASES, define
+from tests.proofs.faults.witness import Witness
+from tests.proofs.history import History
 
 CONF: dict[str, Any] = json.loads(os.environ.get("TEST_CONF", "{}"))
 
@@ -58,6 +37,7 @@ RELEASE: int = CONF.get("bench_release", 1)
 FLEET: str = CONF.get("bench_fleet", "first")
 
 history = History(CONF.get("bench_history", os.devnull))
+witness = Witness(history, MAIN, CONF.get("bench_broken", {}))
 app = Celery("bench")
 app.conf.update({k: v for k, v in CONF.items() if not k.startswith("bench_")})
 
@@ -116,8 +96,9 @@ class _Run:
         self._lock = getattr(task, "lock", NoLock)
         self._told = False
         request = task.request
-        options = getattr(task, "lock_options", None)
-        policy = options.on_conflict if options else None
+        options = OPTIONS.get(task.name, {})
+        policy = options.get("on_conflict")
+        _, asked, right = witness.lock_of(self._lock.key or "", self._lock.fence)
         history.write(
             "start",
             run=self.name,
@@ -127,11 +108,11 @@ class _Run:
             key=self._lock.key or key,
             token=self._lock.token,
             fence=self._lock.fence,
-            asked=_monotonic(getattr(self._lock, "acquired_at", 0.0)),
-            right=_monotonic(self._lock.deadline if self._lock.fence else 0.0),
+            asked=asked,
+            right=right,
             ttl=self._lock.ttl,
-            limit=options.lock_limit if options else 1,
-            min_hold=(options.lock_min_hold if options else None) or 0.0,
+            limit=options.get("lock_limit", 1),
+            min_hold=options.get("lock_min_hold", 0.0),
             quiet=[policy.quiet, policy.max_wait] if isinstance(policy, Debounce) else None,
             pid=os.getpid(),
             main=MAIN,
@@ -146,6 +127,7 @@ class _Run:
 
     def end(self, outcome: str) -> None:
         self._ask("end", outcome=outcome)
+        witness.body_is_over(self._lock.token or "")
 
     def _ask(self, kind: str, **fields: Any) -> None:
         asked = time.monotonic()
@@ -156,102 +138,20 @@ class _Run:
         history.write(kind, run=self.name, lost=lost, asked=asked, **fields)
 
 
-def _offset() -> float:
-    """What the library's clock is ahead of the history's."""
-
-    def measure() -> tuple[float, float]:
-        before, ahead, after = time.monotonic(), clock(), time.monotonic()
-        return after - before, ahead - before
-
-    return min(measure() for _ in range(20))[1]
-
-
-_OFFSET = _offset()
-
-
-def _monotonic(at: float) -> float:
-    """A time on the library's clock as one on the history's."""
-    return at - _OFFSET
-
-
-def singleton(name: str, function: Any = body, **options: Any) -> Any:
-    return define(app, name, function, options)
-
-
-DEBOUNCED = {
-    "debounce": Debounce(quiet=0.4, max_wait=1.5),
-    "debounce_steadily": Debounce(quiet=0.6, max_wait=1.5),
-    "retry_debounced": Debounce(quiet=0.3, max_wait=1.0),
-}
-_patiently = Defer(delay=0.2, backoff=1.3, max_delay=0.6)
-
-
-def _first_fleet() -> None:
-    singleton("skip")
-    singleton("skip_result", on_conflict=Skip(result="skipped"))
-    singleton("defer", on_conflict=_patiently)
-    singleton("defer_briefly", on_conflict=Defer(delay=0.2, backoff=1.0, max_wait=0.5, then=Skip()))
-    singleton("wait", on_conflict=Wait(timeout=3.0, then=Raise()))
-    singleton("wait_then_defer", on_conflict=Wait(timeout=0.5, then=_patiently))
-    singleton("refuse", on_conflict=Raise(), on_redis_error="raise")
-    singleton("abort", on_lock_lost="abort")
-    singleton("retry_released", on_conflict=_patiently)
-    singleton("retry_held", on_conflict=_patiently, lock_across_retries="hold")
-    singleton("queue", on_conflict=Queue())
-    singleton("queue_limited", on_conflict=Queue(limit=2, then=Skip()))
-    singleton("queue_briefly", on_conflict=Queue(max_wait=0.8, then=Skip()))
-    singleton("queue_then_defer", on_conflict=Queue(limit=3, max_wait=1.0, then=_patiently))
-    singleton("coalesce", on_conflict=Coalesce())
-    for name, policy in DEBOUNCED.items():
-        singleton(name, on_conflict=policy)
-    singleton("retry_queued", on_conflict=Queue())
-    singleton("retry_held_queued", on_conflict=Queue(), lock_across_retries="hold")
-    singleton("retry_coalesced", on_conflict=Coalesce())
-    singleton("pause", on_conflict=Queue(), lock_min_hold=0.8)
-    singleton("pause_coalesced", on_conflict=Coalesce(), lock_min_hold=0.6)
-    # On keys of their own: who shares a lock agrees on how many may hold it.
-    singleton("two", lock_limit=2)
-    singleton("two_queued", on_conflict=Queue(), lock_limit=2)
-    singleton("two_retried", on_conflict=Queue(), lock_limit=2)
-    singleton("two_patient", on_conflict=Wait(timeout=2.0, then=Queue()), lock_limit=2)
-    singleton("patient", on_conflict=Wait(timeout=60.0))
-    singleton("wait_for_ever", on_conflict=Wait())
-    singleton("queue_then_wait", on_conflict=Queue(limit=1, then=Wait()))
-    for name, options in SCOPED.items():
-        singleton(name, **options)
-    # Its child is killed if it has not ended by then.
-    singleton("replace", on_conflict=Replace(grace=1.0))
-    singleton("replace_gently", on_conflict=Replace(grace=3.0), on_lock_lost="abort")
-
-
-def _what_a_release_changes() -> None:
-    singleton("steady", on_conflict=Queue())
-    if RELEASE == 1:
-        singleton("moves", on_conflict=Queue())
-        singleton("unlocked", on_conflict=Queue())
-        singleton("reshaped", _with_note, on_conflict=Queue())
-    else:
-        singleton("moves", on_conflict=Queue(), lock_key="{key}:moved")
-        app.task(name="unlocked", bind=True)(body)
-        singleton("reshaped", on_conflict=Queue())
-
-
 def _with_note(self: Any, key: str, note: str, seconds: float = 0.2, how: str = "return") -> str:
     return body(self, key, seconds, how)
 
 
-def _other_fleet() -> None:
-    """Tasks of the same app that the first fleet does not know. They share its locks."""
-    singleton("other_queue", on_conflict=Queue())
-    singleton("other_coalesce", on_conflict=Coalesce())
-    singleton("other_skip")
-
-
-if FLEET == "first":
-    _first_fleet()
-    _what_a_release_changes()
-else:
-    _other_fleet()
+_first = {**FIRST_FLEET, **RELEASES[RELEASE]}
+#: Of each task with a lock.
+OPTIONS = {
+    name: options for name, (_, options) in (_first if FLEET == "first" else OTHER_FLEET).items()
+}
+for _name, _options in OPTIONS.items():
+    _has_note = _name == "reshaped" and RELEASE == 1
+    define(app, _name, _with_note if _has_note else body, _options)
+if RELEASE == 2:
+    app.task(name="unlocked", bind=True)(body)
 
 
 # -- witnesses --------------------------------------------------------------------------------
@@ -290,139 +190,6 @@ def _on_released(sender: Any, details: Any, **kwargs: Any) -> None:
         owned=details.owned,
         kept_for_retry=details.kept_for_retry,
     )
-
-
-def _witness_extensions() -> None:
-    """Every extension that succeeded, in whichever process: until when the lock is now ours."""
-    run, run_all = Server.run, Node.run_all
-
-    def write(call: Any, answer: Any, sent_at: float) -> None:
-        if isinstance(answer, Extended) and answer.outcome >= EXTENDED:
-            stored, ttl_ms, *_ = call.args
-            token, until = stored.split('"', 4)[3], sent_at + ttl_ms / 1000
-            history.write("beat", token=token, sent=sent_at, until=until, pid=os.getpid())
-
-    @wraps(run)
-    def witnessed(self: Any, call: Any, **options: Any) -> Any:
-        sent_at = time.monotonic()
-        answer = run(self, call, **options)
-        write(call, answer, sent_at)
-        return answer
-
-    @wraps(run_all)
-    def witnessed_all(self: Any, calls: Any, **options: Any) -> Any:
-        sent_at = time.monotonic()
-        answers = run_all(self, calls, **options)
-        for call, answer in zip(calls, answers, strict=True):
-            write(call, answer, sent_at)
-        return answers
-
-    Server.run, Node.run_all = witnessed, witnessed_all  # type: ignore[method-assign]
-
-
-def _who(claim: Any) -> dict[str, Any]:
-    return {
-        "id": claim.task_id,
-        "entry": claim.entry_id,
-        "key": claim.keys.lock,
-        "reserved": bool(claim.kept),
-        "pid": os.getpid(),
-        "main": MAIN,
-    }
-
-
-def _write_offer(key: str, offered: Any, asked: float) -> None:
-    """Whose message is to be published, by what was asked then."""
-    if offered is None:
-        return
-    entry, pid = offered.place.entry_id, os.getpid()
-    about = {"entry": entry, "id": task_id_of(entry), "key": key}
-    history.write("offered", since=offered.since, asked=asked, pid=pid, **about)
-    steps.step("offered")
-
-
-def _witness_rooms() -> None:
-    """What enters a waiting room, who is to be published, and what leaves it. Each is written with
-    when it was asked for, also before: whoever is killed in between may have been served.
-    """
-    run, block, park = Server.run, Node.block, asking.park
-    parkings: dict[Any, tuple[Any, Any]] = {}
-    witnesses = {"acquire": _acquires, "settle": _settles, "look": _looks}
-
-    @wraps(park)
-    def parking(claim: Any, parking: Any) -> Any:
-        call = park(claim, parking)
-        parkings[call] = claim, parking
-        return call
-
-    @wraps(run)
-    def witnessed(self: Any, call: Any, **options: Any) -> Any:
-        ask = partial(run, self, call, **options)
-        if call in parkings:
-            return _parks(ask, *parkings.pop(call))
-        witness = witnesses.get(call.script)
-        return ask() if witness is None else witness(ask, call)
-
-    @wraps(block)
-    def woken(self: Any, call: Any, *arguments: Any) -> Any:
-        return _acquires(partial(block, self, call, *arguments), call)
-
-    asking.park = parking
-    Server.run, Node.block = witnessed, woken  # type: ignore[method-assign]
-
-
-def _acquires(ask: Any, call: Any) -> Any:
-    (claim,), (how, *_) = call.read.args, call.args[6:] or ("try",)
-    asked, who = time.monotonic(), {**_who(claim), "waits": how != "try"}
-    history.write("asks", token=claim.token, **who)
-    reply = ask()
-    fence = reply.fence if isinstance(reply, Acquired) else 0
-    kind = "took" if fence else "refused"
-    history.write(kind, token=claim.token, fence=fence, asked=asked, **who)
-    _write_offer(claim.keys.lock, getattr(reply, "offered", None), asked)
-    return reply
-
-
-def _parks(ask: Any, claim: Any, parking: Any) -> Any:
-    asked, slot = time.monotonic(), parking.member.startswith("=")
-    about = {"newest": parking.member if slot else "", "quiet": parking.quiet, **_who(claim)}
-    history.write("parks", **about)
-    reply = ask()
-    said = {Parked: "parked", Full: "full", Older: "older"}.get(type(reply), "ask")
-    history.write(
-        "parked" if isinstance(reply, Parked) else "not parked",
-        said=said,
-        in_front=parking.in_front,
-        replaces=(parking.replace or ("", None))[1] is not None,
-        replaced=list(getattr(reply, "replaced", ())),
-        asked=asked,
-        **about,
-    )
-    _write_offer(claim.keys.lock, getattr(reply, "offered", None), asked)
-    if isinstance(reply, Parked):
-        steps.step("parked")
-    return reply
-
-
-def _settles(ask: Any, call: Any) -> Any:
-    key, (_, entry) = call.keys[0], call.args[10:] or ("", "")
-    if entry:
-        history.write("out", entry=entry, id=task_id_of(entry), key=key)
-    asked = time.monotonic()
-    reply = ask()
-    if entry:
-        steps.step("gave up")
-    _write_offer(key, reply.offered, asked)
-    return reply
-
-
-def _looks(ask: Any, call: Any) -> Any:
-    asked, key = time.monotonic(), call.keys[0]
-    for member in call.args[3:]:
-        history.write("passed over", member=member, key=key)
-    reply = ask()
-    _write_offer(key, reply.offered, asked)
-    return reply
 
 
 @signals.task_received.connect(weak=False)
@@ -494,13 +261,5 @@ if CONF.get("bench_pool") == "gevent":
     # seconds brought nothing, and its BRPOP brings something every second.
     RedisTransport.brpop_timeout = 4
 
-patience.shorten()
-# Done notes are forgotten while the case still runs: one that is needed would be missed.
-finished.REMEMBERED, finished.LOOK_EVERY = 1.0, 0.1
-sweeper.SWEEP_EVERY = CONF.get("bench_sweep_every", 0.5)
-
-_witness_extensions()
 _witness_acknowledgements()
-_witness_rooms()
-steps.witness(history, MAIN)
-breakages.apply(CONF.get("bench_breakage"))
+witness.begin()

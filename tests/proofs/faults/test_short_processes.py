@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.proofs.faults.short import assert_nothing_breaks, short_cases
+from .short import assert_nothing_breaks, short_form
 
 
-@short_cases("kill_", "stop_child", "stop_main", "stop_worker", "new_release", "two_fleets")
+@short_form("processes")
 def test_no_promise_is_broken(case, tmp_path, request):
     assert_nothing_breaks(case, tmp_path, request)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from tests.proofs.faults.short import assert_nothing_breaks, short_cases
+from .short import assert_nothing_breaks, short_form
 
 
-@short_cases(
-    *("stop_locks", "pause_locks", "restart_", "empty_locks", "evict_", "clock_"),
-    *("failover", "flush_"),
-)
+@short_form("server")
 def test_no_promise_is_broken(case, tmp_path, request):
     assert_nothing_breaks(case, tmp_path, request)

@@ -11,12 +11,14 @@ from typing import Any
 
 import redis
 
-from .history import Event, History
+from tests.proofs.history import Event, History
 
 #: Seconds between two looks.
 LOOK_EVERY = 0.01
 #: Seconds between two looks for locks without an expiry.
 SCAN_EVERY = 0.5
+#: How late this process wakes where nothing is wrong, in seconds.
+PUNCTUAL = 0.005
 LOCKS = "redislock:*:lock*:*"
 #: Ends of a body, and of a conflict, after which nothing more comes of a message.
 _ENDS = ("returned", "raised", "rejected")
@@ -26,14 +28,16 @@ _CONFLICTS = ("skipped", "skipped with a result", "raised", "already done", "rep
 class Watcher:
     """A thread that keeps the present state of a case, and writes down what only it can see:
     `dead` (a process ended), `freed` (a dead holder's lock is free), `revived` (it is not, any
-    more), `immortal` (a lock has no expiry).
+    more), `immortal` (a lock has no expiry), `late` (the machine was, for so many seconds).
 
     Attributes:
         dead: the processes that are gone.
+        late: for how many seconds the machine was late so far.
     """
 
     def __init__(self, history: History, locks: Any, ttl: float) -> None:
         self.dead: set[int] = set()
+        self.late = 0.0
         self._history = history
         self._locks = locks
         self._ttl = ttl
@@ -53,15 +57,20 @@ class Watcher:
         self._scan_at = 0.0
         self._mutex = threading.Lock()
         self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
+        self._threads = [
+            threading.Thread(target=run, name="watcher", daemon=True)
+            for run in (self._run, self._note_lateness)
+        ]
 
     def __enter__(self) -> Watcher:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self._end.set()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
         for fd in self._pids:
             os.close(fd)
 
@@ -118,8 +127,19 @@ class Watcher:
             self._look_at_graves()
             self._look_for_immortals()
 
+    def _note_lateness(self) -> None:
+        """What the machine was late for is nobody's: it stood still, or its cores are crowded,
+        and then the bench's processes wait for a core as often as this thread.
+        """
+        due = time.monotonic() + LOOK_EVERY
+        while not self._end.wait(LOOK_EVERY):
+            if (now := time.monotonic()) - due > PUNCTUAL:
+                self._history.write("late", at=now, seconds=now - due)
+                self.late += now - due
+            due = time.monotonic() + LOOK_EVERY
+
     def _see(self, event: Event) -> None:
-        if event.kind in ("alive", "place"):
+        if event.kind in ("alive", "place", "late"):
             return
         self._busy_at = max(self._busy_at, event.at)
         if event.kind == "start":

@@ -1,3 +1,3 @@
 """Failover between machines: hosts whose links are cut, slowed or made lossy, and who holds what
-then. See `__main__`.
+then. See `proof`.
 """

@@ -1,11 +1,10 @@
 """A program on a host, which takes locks and says what it believed when:
 
-    python -m tests.proofs.hosts.client HOST TTL MIN_REPLICAS URL TRANSPORT_OPTIONS
+    python -m tests.proofs.hosts.client HISTORY HOST TTL MIN_REPLICAS URL TRANSPORT_OPTIONS
 
 It reads orders, a line of JSON each: `["keep", NAME]` to ask for the lock again and again, and to
 hold it until it is told that it was lost; `["churn", NAME]` to hold it for a moment each time. At
-the end of its input it gives back what it has. It writes events, see `history`. Times are those of
-the monotonic clock, which all hosts share.
+the end of its input it gives back what it has. What it writes into the history: see `judge`.
 """
 
 from __future__ import annotations
@@ -19,11 +18,12 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 from celery import Celery
 
 from celery_redislock import LockUnavailable, RedisLock
+from tests.proofs.history import History
 
 #: Seconds between two questions whether the lock is still held, and between two acquire requests.
 LOOK_EVERY = 0.01
@@ -32,20 +32,15 @@ ASK_EVERY = 0.05
 MOMENT = (0.05, 0.2)
 
 _numbers = itertools.count()
-_output = threading.Lock()
-
-
-def say(what: str, **fields: Any) -> None:
-    """Write an event."""
-    with _output:
-        print(json.dumps({"what": what, **fields}), flush=True)
 
 
 class Taker:
     """Takes one lock, in a thread of its own."""
 
-    def __init__(self, host: str, lock: RedisLock, over: threading.Event, churns: bool) -> None:
-        self._host = host
+    def __init__(
+        self, say: Callable[..., None], lock: RedisLock, over: threading.Event, churns: bool
+    ) -> None:
+        self._say = say
         self._lock = lock
         self._over = over
         self._churns = churns
@@ -62,15 +57,15 @@ class Taker:
             answer = "taken" if self._lock.acquire(timeout=0) else "busy"
         except LockUnavailable:
             answer = "unavailable"
-        say("asked", host=self._host, name=self._lock.name, at=asked, answer=answer)
+        self._say("asked", name=self._lock.name, at=asked, answer=answer)
         return answer == "taken"
 
     def _hold(self, asked: float) -> None:
         """Hold the lock, until it is lost, or for a moment, or until all is over."""
         since = time.monotonic()
-        number = f"{self._host}{next(_numbers)}"
-        fields = {"host": self._host, "name": self._lock.name, "fence": self._lock.fence}
-        say("held", id=number, asked=asked, since=since, **fields)
+        number = f"{os.getpid()}.{next(_numbers)}"
+        fields = {"name": self._lock.name, "fence": self._lock.fence}
+        self._say("held", id=number, asked=asked, since=since, **fields)
         until, end = since, since + random.uniform(*MOMENT) if self._churns else float("inf")
         told = None
         while not self._over.is_set() and time.monotonic() < end:
@@ -80,7 +75,7 @@ class Taker:
                 break
             until = looked
             self._over.wait(LOOK_EVERY)
-        say("ended", id=number, until=until, told=told)
+        self._say("ended", id=number, until=until, told=told)
         self._lock.release()
 
 
@@ -91,18 +86,21 @@ def _fail(failure: threading.ExceptHookArgs) -> None:
     os._exit(1)
 
 
-def main(host: str, ttl: str, min_replicas: str, url: str, transport_options: str) -> None:
+def main(
+    history: str, host: str, ttl: str, min_replicas: str, url: str, transport_options: str
+) -> None:
     app = Celery("hosts", broker="memory://", set_as_current=False)
     app.conf.redislock_url = url
     app.conf.redislock_min_replicas = int(min_replicas)
     app.conf.redislock_transport_options = json.loads(transport_options)
     over, threads = threading.Event(), []
     threading.excepthook = _fail
-    say("ready", host=host)
+    say = partial(History(history).write, host=host)
+    say("ready")
     for line in sys.stdin:
         order, name = json.loads(line)
         lock = RedisLock(app, name, ttl=float(ttl), label=host)
-        run: Callable[[], None] = Taker(host, lock, over, order == "churn").run
+        run: Callable[[], None] = Taker(say, lock, over, order == "churn").run
         threads.append(threading.Thread(target=run))
         threads[-1].start()
     over.set()

@@ -9,15 +9,15 @@ import random
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from tests.proofs.history import Event, History, read
 from tests.support.waiting import eventually
 
 from . import servers
-from .history import Event, held_now
+from .judge import held_now
 from .network import Host, Network
 
 #: Seconds that a lock outlives its holder.
@@ -71,30 +71,20 @@ KINDS = {
 
 
 class Client:
-    """A program on a host that takes locks, see `client`.
+    """A program on a host that takes locks, see `client`."""
 
-    Attributes:
-        events: what it has said so far.
-    """
-
-    def __init__(self, host: Host, at: servers.Servers, min_replicas: int) -> None:
+    def __init__(self, host: Host, at: servers.Servers, min_replicas: int, history: Path) -> None:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115
-        known = (host.name, str(TTL), str(min_replicas), at.url, json.dumps(at.transport_options))
+        known = (str(history), host.name, str(TTL), str(min_replicas), at.url)
         self._process = host.start(
-            [sys.executable, "-m", "tests.proofs.hosts.client", *known],
+            [
+                *(sys.executable, "-m", "tests.proofs.hosts.client", *known),
+                json.dumps(at.transport_options),
+            ],
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
             stderr=self._said,
             cwd=_ROOT,
         )
-        self.events: list[Event] = []
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self.events.append(json.loads(line))
 
     def tell(self, order: str, names: Sequence[str]) -> None:
         """Order it to "keep" or to "churn" these locks."""
@@ -118,7 +108,6 @@ class Client:
             self._process.wait(20)
         self._process.kill()
         self._process.wait()
-        self._thread.join()
         self._said.seek(0)
         said = self._said.read().decode()
         self._said.close()
@@ -128,15 +117,25 @@ class Client:
 class Room:
     """Three hosts, a lock server on them, and a client on each."""
 
-    def __init__(self, network: Network, at: servers.Servers, clients: Sequence[Client]) -> None:
+    def __init__(
+        self,
+        network: Network,
+        at: servers.Servers,
+        clients: Sequence[Client],
+        history: History,
+    ) -> None:
         self.network = network
         self.hosts = network.hosts
         self.servers = at
         self.clients = clients
+        self.history = history
 
     @property
     def events(self) -> list[Event]:
-        return [event for each in self.clients for event in each.events]
+        return self.history.events()
+
+    def all_said(self, kind: str) -> bool:
+        return {event.host for event in self.history.events(kind)} == {h.name for h in self.hosts}
 
     def new_names(self) -> list[str]:
         return [self.servers.new_name() for _ in range(LOCKS)]
@@ -151,13 +150,15 @@ class Room:
 
 
 @contextlib.contextmanager
-def opened(kind: Kind) -> Iterator[Room]:
+def opened(kind: Kind, path: Path) -> Iterator[Room]:
+    history = History(path)
     with Network(3) as network, kind.start(network) as at, contextlib.ExitStack() as stack:
+        stack.callback(history.close)
         clients = [
-            stack.enter_context(Client(host, at, kind.min_replicas)) for host in network.hosts
+            stack.enter_context(Client(host, at, kind.min_replicas, path)) for host in network.hosts
         ]
-        eventually(lambda: all(each.events for each in clients), "the clients are ready")
-        room = Room(network, at, clients)
+        room = Room(network, at, clients, history)
+        eventually(lambda: room.all_said("ready"), "the clients are ready")
         try:
             yield room
         finally:
@@ -192,18 +193,23 @@ ON_A, ON_C, MEANWHILE = "on A", "on C", "during the cut"
 
 
 def cut_round(
-    kind: Kind, cut_for: float, settles: float = 60.0, seen: Callable[[Room], object] | None = None
+    kind: Kind,
+    path: Path,
+    cut_for: float,
+    settles: float = 60.0,
+    seen: Callable[[Room], object] | None = None,
 ) -> Cut:
     """Cut A off, and heal the link.
 
     Args:
         kind: the lock server.
+        path: of the history.
         cut_for: seconds.
         settles: seconds after which two that still hold one lock are a failure; 0 does not wait
             for that.
         seen: the cut lasts longer if this is not true yet.
     """
-    with opened(kind) as room:
+    with opened(kind, path) as room:
         groups = _held_by_a_and_c(room)
         time.sleep(random.uniform(1, 1 + TTL / 3))  # anywhere between two extensions
         cut_at = time.monotonic()
@@ -223,7 +229,7 @@ def cut_round(
             time.sleep(TTL)
             eventually(room.nothing_twice, "nobody holds a lock twice", settles)
         ended_at = time.monotonic()
-    return Cut(cut_at, healed_at, ended_at, groups, room.events)
+    return Cut(cut_at, healed_at, ended_at, groups, list(read(path)))
 
 
 def _held_by_a_and_c(room: Room) -> dict[str, list[str]]:
@@ -273,19 +279,15 @@ class Trouble:
     events: list[Event]
 
 
-def trouble_round(kind: Kind, trouble: str, seconds: float) -> Trouble:
+def trouble_round(kind: Kind, path: Path, trouble: str, seconds: float) -> Trouble:
     """Take and release locks on all hosts, while A's link is bad for so many seconds."""
-    with opened(kind) as room:
+    with opened(kind, path) as room:
         names = room.new_names()
         for each in room.clients:
             each.tell("churn", names)
-        eventually(lambda: _all_took(room), "each host takes locks")
+        eventually(lambda: room.all_said("held"), "each host takes locks")
         began_at = time.monotonic()
         TROUBLES[trouble](room.network)
         time.sleep(seconds)
         ended_at = time.monotonic()
-    return Trouble(began_at, ended_at, room.events)
-
-
-def _all_took(room: Room) -> bool:
-    return all(any(each["what"] == "held" for each in one.events) for one in room.clients)
+    return Trouble(began_at, ended_at, list(read(path)))

@@ -15,7 +15,7 @@ from typing import Any
 import redis
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
-from celery_redislock.protocol.keys import lock_keys
+from tests.proofs.wire import lock_key
 from tests.support.servers import RedisServer, redis_server_binary
 from tests.support.waiting import eventually
 
@@ -52,7 +52,7 @@ class Servers:
 
     @staticmethod
     def _slot(name: str) -> int:
-        return int(key_slot(lock_keys("redislock", name).lock.encode()))
+        return int(key_slot(lock_key(name).encode()))
 
 
 Start = Callable[[Network], contextlib.AbstractContextManager[Servers]]

@@ -143,33 +143,24 @@ def test_every_state_is_seen_once_and_every_step() -> None:
     seen = explore(0, counter, {"small": lambda state: state < 11})
     assert (seen.states, seen.steps, seen.depth, seen.violation) == (11, 22, 5, None)
     assert seen.names == {"one", "two"}
+    with pytest.raises(TooManyStates):
+        explore(0, lambda state: [("up", state + 1)], {}, limit=100)
 
 
-def test_a_counterexample_is_as_short_as_any() -> None:
-    violation = explore(0, counter, {"never seven": lambda state: state != 7}).violation
+@pytest.mark.parametrize(("wrong", "steps"), [(7, 4), (0, 0)])
+def test_a_counterexample_is_as_short_as_any(wrong: int, steps: int) -> None:
+    violation = explore(0, counter, {"never this": lambda state: state != wrong}).violation
     assert violation is not None
-    assert len(violation.steps) == 4
-    assert violation.trace[-1][1] == 7
-    assert str(violation).startswith("broken: never seven")
-
-
-def test_a_start_that_is_wrong_is_a_counterexample_without_steps() -> None:
-    violation = explore(0, counter, {"never nought": lambda state: state != 0}).violation
-    assert violation is not None
-    assert violation.steps == ()
+    assert len(violation.steps) == steps
+    assert violation.trace[-1][1] == wrong
+    assert str(violation).startswith("broken: never this")
 
 
 def test_what_cannot_be_reached_any_more_from_somewhere_is_noticed() -> None:
     def one_way(state: int) -> list[tuple[str, int]]:
         return [("up", state + 1)] if state < 5 else []
 
-    ok = explore(0, one_way, {}, {"can be five": lambda state: state == 5})
-    assert ok.violation is None
+    assert explore(0, one_way, {}, {"can be five": lambda state: state == 5}).violation is None
     stuck = explore(0, one_way, {}, {"can be three": lambda state: state == 3}).violation
     assert stuck is not None
     assert stuck.trace[-1][1] == 4
-
-
-def test_an_endless_machine_is_stopped() -> None:
-    with pytest.raises(TooManyStates):
-        explore(0, lambda state: [("up", state + 1)], {}, limit=100)

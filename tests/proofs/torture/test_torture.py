@@ -1,135 +1,105 @@
-"""The torture of Redis in Action, 6.2, in short. `python -m tests.proofs.torture` is the whole."""
+"""The torture of Redis in Action, 6.2, in short, and its judge on histories made by hand."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.proofs.torture.history import Kind, Record, Verdict, judge
-from tests.proofs.torture.run import Run, failures, torture
-from tests.support.figures import MissingMarkers, write_section
+from tests.proofs.history import Event
 from tests.support.servers import RedisServer
 
-ENTER, ASK, STEP, LEAVE = Kind.ENTER, Kind.ASK, Kind.STEP, Kind.LEAVE
+from .judge import judge
+from .proof import Run, failures, torture
+
+#: What two clients did, each in one section of its own, as in "enter 0, ask 0, step 0"; the fences
+#: that they were given; and what the verdict says.
+HISTORIES = {
+    "one after the other is right": (
+        "enter 0, ask 0, step 0, leave 0, enter 1, ask 1, step 1, leave 1",
+        (1, 2),
+        {"sections": 2, "double": 0, "most_inside": 1, "fences_out_of_order": 0},
+    ),
+    "two who do not ask are in ignorance": (
+        "enter 0, step 0, enter 1, step 1, step 0, leave 0",
+        (0, 0),
+        {"unknowing": 1, "mixed": 1, "most_inside": 2, "mixed_past_fence": None},
+    ),
+    "a step after the other has left is found too": (
+        "enter 0, step 0, enter 1, step 1, leave 1, step 0",
+        (0, 0),
+        {"unknowing": 1, "mixed": 1},
+    ),
+    "a lock that says yours to both is found": (
+        "enter 0, ask 0, step 0, enter 1, ask 1, step 1, ask 0, step 0",
+        (0, 0),
+        {"unknowing": 1, "too_late": 0, "told": 0},
+    ),
+    "a holder that asks and does nothing more was told": (
+        "enter 0, ask 0, step 0, enter 1, ask 1, step 1, ask 0, leave 0",
+        (0, 0),
+        {"unknowing": 0, "too_late": 0, "told": 1, "mixed": 0},
+    ),
+    "a stop between the question and the step is caught by the fence alone": (
+        "enter 0, ask 0, step 0, ask 0, enter 1, ask 1, step 1, step 0",
+        (1, 2),
+        {"unknowing": 0, "too_late": 1, "mixed": 1, "mixed_past_fence": 0},
+    ),
+    "a fence that does not rise lets it through": (
+        "enter 0, ask 0, step 0, ask 0, enter 1, ask 1, step 1, step 0",
+        (2, 2),
+        {"mixed_past_fence": 1},
+    ),
+    "fences that do not rise are found": (
+        "enter 0, ask 0, step 0, leave 0, enter 1, ask 1, step 1",
+        (2, 2),
+        {"fences_out_of_order": 1},
+    ),
+    "one that was stopped before it could enter is the loser": (
+        "enter 1, ask 1, step 1, enter 0, ask 0, ask 1, step 1, leave 0",
+        (0, 0),
+        {"unknowing": 0, "told": 1},
+    ),
+}
 
 
-def history(*events: tuple[Kind, int], fences: dict[int, int] | None = None) -> Verdict:
-    """The verdict on what these clients did, each in one section."""
-    fences = fences or {}
-    return judge(Record(kind, client, 1, fences.get(client, 0)) for kind, client in events)
+@pytest.mark.parametrize(("story", "fences", "says"), HISTORIES.values(), ids=HISTORIES)
+def test_the_judge(story, fences, says):
+    steps = [step.split() for step in story.split(", ")]
+    events = [
+        Event(kind, 0.0, {"client": int(who), "section": 1, "fence": fences[int(who)]})
+        for kind, who in steps
+    ]
+
+    verdict = judge(events)
+
+    assert {name: getattr(verdict, name) for name in says} == says
 
 
-def asked(client: int) -> list[tuple[Kind, int]]:
-    return [(ASK, client), (STEP, client)]
-
-
-def test_one_after_the_other_is_right():
-    verdict = history((ENTER, 0), *asked(0), (LEAVE, 0), (ENTER, 1), *asked(1), (LEAVE, 1))
-
-    assert (verdict.sections, verdict.double, verdict.most_inside) == (2, 0, 1)
-
-
-def test_two_who_do_not_ask_are_in_ignorance():
-    verdict = history((ENTER, 0), (STEP, 0), (ENTER, 1), (STEP, 1), (STEP, 0), (LEAVE, 0))
-
-    assert (verdict.unknowing, verdict.mixed, verdict.most_inside) == (1, 1, 2)
-
-
-def test_a_step_after_the_other_has_left_is_found_too():
-    verdict = history((ENTER, 0), (STEP, 0), (ENTER, 1), (STEP, 1), (LEAVE, 1), (STEP, 0))
-
-    assert (verdict.unknowing, verdict.mixed) == (1, 1)
-
-
-def test_a_lock_that_says_yours_to_both_is_found():
-    verdict = history((ENTER, 0), *asked(0), (ENTER, 1), *asked(1), *asked(0))
-
-    assert (verdict.unknowing, verdict.too_late, verdict.told) == (1, 0, 0)
-
-
-def test_a_holder_that_asks_and_does_nothing_more_was_told():
-    verdict = history((ENTER, 0), *asked(0), (ENTER, 1), *asked(1), (ASK, 0), (LEAVE, 0))
-
-    assert (verdict.unknowing, verdict.too_late, verdict.told, verdict.mixed) == (0, 0, 1, 0)
-
-
-def test_a_stop_between_the_question_and_the_step_is_caught_by_the_fence_alone():
-    events = ((ENTER, 0), *asked(0), (ASK, 0), (ENTER, 1), *asked(1), (STEP, 0))
-
-    verdict = history(*events, fences={0: 1, 1: 2})
-
-    assert (verdict.unknowing, verdict.too_late) == (0, 1)
-    assert (verdict.mixed, verdict.mixed_past_fence) == (1, 0)
-
-
-def test_a_fence_that_does_not_rise_lets_it_through():
-    events = ((ENTER, 0), *asked(0), (ASK, 0), (ENTER, 1), *asked(1), (STEP, 0))
-
-    assert history(*events, fences={0: 2, 1: 2}).mixed_past_fence == 1
-
-
-def test_fences_that_do_not_rise_are_found():
-    events = ((ENTER, 0), *asked(0), (LEAVE, 0), (ENTER, 1), *asked(1))
-
-    assert history(*events, fences={0: 1, 1: 2}).fences_out_of_order == 0
-    assert history(*events, fences={0: 2, 1: 2}).fences_out_of_order == 1
-
-
-def test_one_that_was_stopped_before_it_could_enter_is_the_loser():
-    verdict = history((ENTER, 1), *asked(1), (ENTER, 0), (ASK, 0), *asked(1), (LEAVE, 0))
-
-    assert (verdict.unknowing, verdict.told) == (0, 1)
-
-
-def test_ours_lets_nobody_in_beside_a_holder(own_redis: RedisServer):
+def test_ours_lets_nobody_in_beside_a_holder(own_redis: RedisServer, tmp_path):
     run = Run("ours", asks=True, clients=5, scene="plain", seconds=3, seed=1)
 
-    verdict = torture(run, own_redis)
+    verdict = torture(run, own_redis, tmp_path / "history")
 
     assert failures(run, verdict) == []
     assert verdict.sections > 20
 
 
 def test_ours_leaves_no_stopped_holder_in_ignorance_and_nothing_past_the_fence(
-    own_redis: RedisServer,
+    own_redis: RedisServer, tmp_path
 ):
     run = Run("ours", asks=True, clients=5, scene="stops and long", seconds=3, ttl=0.5, seed=2)
 
-    verdict = torture(run, own_redis)
+    verdict = torture(run, own_redis, tmp_path / "history")
 
     assert failures(run, verdict) == []
     assert verdict.sections > 2
     assert verdict.stops > 3
 
 
-def test_the_instrument_finds_two_in_a_lock_that_lapses(own_redis: RedisServer):
+def test_the_instrument_finds_two_in_a_lock_that_lapses(own_redis: RedisServer, tmp_path):
     run = Run("setnx", asks=False, clients=5, scene="long", seconds=3, ttl=0.2, seed=3)
 
-    verdict = torture(run, own_redis)
+    verdict = torture(run, own_redis, tmp_path / "history")
 
     assert verdict.unknowing > 0
     assert verdict.mixed > 0
     assert failures(run, verdict) != []
-
-
-def test_figures_replace_what_stands_between_their_markers(tmp_path):
-    document = tmp_path / "document.md"
-    document.write_text("a\n<!-- figures:x:begin -->\nold\n<!-- figures:x:end -->\nb\n")
-
-    write_section(document, "x", "| new |\n")
-
-    assert document.read_text() == (
-        "a\n<!-- figures:x:begin -->\n\n| new |\n\n<!-- figures:x:end -->\nb\n"
-    )
-
-
-@pytest.mark.parametrize(
-    "text", ["nothing", "<!-- figures:x:end --><!-- figures:x:begin -->", "<!-- figures:x:end -->"]
-)
-def test_figures_without_their_markers_are_refused(tmp_path, text):
-    document = tmp_path / "document.md"
-    document.write_text(text)
-
-    with pytest.raises(MissingMarkers):
-        write_section(document, "x", "new")
-
-    assert document.read_text() == text

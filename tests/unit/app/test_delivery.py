@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from celery_redislock.app.delivery import KEY, Delivery
+from celery_redislock.app.delivery import KEY, Delivery, Kept
 
 
 def delivered(header: dict[str, Any] | None = None, **mark: Any) -> Delivery:
@@ -32,3 +32,11 @@ def test_a_message_that_was_deferred_is_still_the_one_that_was_sent():
 @pytest.mark.parametrize("sent", ["", None])
 def test_a_copy_that_has_lost_its_identity_does_not_get_that_of_its_message(sent):
     assert delivered({"sent": sent}).sent == ""
+
+
+def test_a_deferred_message_keeps_its_reservation():
+    kept = Kept("1|name", "token")
+    header = Delivery("t").next_header(kept, copied=False, outage=True)
+    assert Kept.of(header) == kept
+    assert Kept.of({}) is None
+    assert Kept.of({KEY: {"kept": ["1|name", 5]}}) is None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+import pytest
+
+from celery_redislock.app import documents
 from celery_redislock.app.documents import TITLES, page
 from tests.support.workers import ROOT
 
@@ -30,21 +30,21 @@ def test_without_an_address_the_page_is_named_by_its_title_and_no_file_is() -> N
     assert ".md" not in text
 
 
-def test_a_page_has_the_address_that_the_installed_package_names(tmp_path: Path) -> None:
+def test_a_page_has_the_address_that_the_installed_package_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     info = tmp_path / "celery_redislock-0.1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(METADATA, encoding="utf-8")
-    script = (
-        "from celery_redislock.app.documents import page\n"
-        "print(page('options'))\n"
-        "print(page('migrating', 'From celery-once'))\n"
-    )
-    said = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
-        capture_output=True, text=True, check=True, timeout=60,
-    ).stdout  # fmt: skip
-    assert said.splitlines() == [
+    monkeypatch.syspath_prepend(tmp_path)
+    documents._address.cache_clear()
+
+    try:
+        said = [page("options"), page("migrating", "From celery-once")]
+    finally:
+        documents._address.cache_clear()
+
+    assert said == [
         "https://docs.example/redislock/options.html",
         "https://docs.example/redislock/migrating.html#from-celery-once",
     ]

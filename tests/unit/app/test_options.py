@@ -5,7 +5,6 @@ A typo must never mean "no lock".
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
@@ -20,7 +19,6 @@ from celery_redislock import (
     ConfigError,
     Debounce,
     Defer,
-    LockUnavailable,
     Policy,
     Queue,
     Raise,
@@ -31,8 +29,6 @@ from celery_redislock import (
     Wait,
 )
 from celery_redislock.app.options import OPTIONS
-from celery_redislock.worker import start
-from tests.support.servers import free_port
 
 URL = "redis://127.0.0.1:1/0"  # never asked
 
@@ -198,32 +194,37 @@ def test_an_unknown_option_is_refused_with_all_that_there_are(make_app, option, 
     assert f"did you mean {near}?" in message if near else "Accepted" in message
     for name in OPTIONS:
         assert name in message
+    with pytest.raises(ConfigError, match=rf"options\.task.*{option}"):
+        define(make_app(task_annotations={"options.task": {option: 5}}))
 
 
-def test_an_option_that_is_only_annotated_with_a_type_is_refused_too(make_app) -> None:
-    class Mistyped(SingletonTask):
-        abstract = True
-        lock_tll: int
+class Mixin:
+    lock_tll = 5
 
+
+class OnlyTyped(SingletonTask):
+    abstract = True
+    lock_tll: int
+
+
+class Mixed(Mixin, SingletonTask):
+    abstract = True
+
+
+class OldOption(SingletonTask):
+    abstract = True
+    unique_on = ["x"]  # noqa: RUF012  as celery-singleton is used
+
+
+@pytest.mark.parametrize(
+    ("base", "option"), [(OnlyTyped, "lock_tll"), (Mixed, "lock_tll"), (OldOption, "unique_on")]
+)
+def test_an_unknown_option_of_a_base_is_refused_however_it_got_there(make_app, base, option):
     app = make_app()
-    app.task(base=Mistyped, name="options.typed", shared=False)(body)
+    app.task(base=base, name="options.based", shared=False)(body)
     app.finalize()
-    with pytest.raises(ConfigError, match="lock_tll"):
-        app.tasks["options.typed"].delay()
-
-
-def test_an_unknown_option_of_a_plain_mixin_is_refused_too(make_app) -> None:
-    class Mixin:
-        lock_tll = 5
-
-    class Mixed(Mixin, SingletonTask):
-        abstract = True
-
-    app = make_app()
-    app.task(base=Mixed, name="options.mixed", shared=False)(body)
-    app.finalize()
-    with pytest.raises(ConfigError, match="lock_tll"):
-        app.tasks["options.mixed"].delay()
+    with pytest.raises(ConfigError, match=rf"options\.based: .*'{option}'"):
+        app.tasks["options.based"].delay()
 
 
 def test_an_argument_of_the_tasks_function_is_no_option(make_app) -> None:
@@ -310,12 +311,6 @@ def test_an_attribute_of_another_base_is_that_bases(make_app) -> None:
     assert app.tasks["options.both"].on_alert == "pager"
 
 
-def test_an_unknown_option_of_an_annotation_is_refused(make_app) -> None:
-    app = make_app(task_annotations={"options.task": {"lock_tll": 5}})
-    with pytest.raises(ConfigError, match=r"options\.task.*lock_tll"):
-        define(app)
-
-
 LEFTOVERS = [
     ("unique_on", ["x"], "celery-singleton; use lock_key"),
     ("unique_on", "x", "celery-singleton; use lock_key"),
@@ -375,18 +370,6 @@ def test_what_other_locks_call_an_option_is_refused_with_what_is_meant(
     if option != "key":
         assert "use lock_ttl for the time that a lock outlives a dead holder" in message
     assert not hasattr(define(make_app()), option)
-
-
-def test_an_option_that_another_package_left_on_a_class_is_refused(make_app) -> None:
-    class Old(SingletonTask):
-        abstract = True
-        unique_on = ["x"]  # noqa: RUF012  as celery-singleton is used
-
-    app = make_app()
-    app.task(base=Old, name="options.old", shared=False)(body)
-    app.finalize()
-    with pytest.raises(ConfigError, match=r"task options\.old: 'unique_on' is an option"):
-        app.tasks["options.old"].delay()
 
 
 def test_a_method_or_an_argument_may_have_the_name_of_another_packages_option(make_app) -> None:
@@ -548,12 +531,9 @@ def test_the_options_for_a_task_of_somebody_else_are_taken(make_app) -> None:
     assert not isinstance(app.tasks["unrelated"], SingletonTask)
 
 
-def start_worker_of(app: Celery) -> None:
-    """What a worker's start does before its pool; the lock server is not asked."""
-    start._on_worker_init(sender=type("Dropped", (), {"app": app, "blueprint": None})())
-
-
-def test_options_for_a_task_that_has_its_own_are_said_to_be_ignored(make_app, caplog) -> None:
+def test_options_for_a_task_that_has_its_own_are_said_to_be_ignored(
+    make_app, start_worker_of, caplog
+) -> None:
     app = make_app(
         redislock_enabled=False,
         redislock_tasks={
@@ -629,11 +609,11 @@ def test_a_bad_option_is_refused_also_while_locks_are_disabled() -> None:
         define(app, lock_ttl=0)
 
 
-def test_eager_tasks_need_no_server() -> None:
-    app = Celery("eager", broker="memory://", set_as_current=False)
-    app.conf.task_always_eager = True
-    task = define(app)
+def test_eager_tasks_need_no_server(make_app) -> None:
+    task = define(make_app(redislock_url=None, task_always_eager=True), on_redis_error="raise")
     assert task.delay(1).get() == "ran"
+    assert task.apply((1,)).get() == "ran"
+    task = define(make_app(), on_redis_error="raise")  # nobody listens there
     assert task.apply((1,)).get() == "ran"
 
 
@@ -642,30 +622,3 @@ def test_eager_tasks_that_are_to_lock_need_a_server() -> None:
     app.conf.update(task_always_eager=True, redislock_eager=True)
     with pytest.raises(ConfigError, match="set redislock_url"):
         define(app)
-
-
-def test_apply_takes_no_lock_and_asks_no_server_unless_told_to(make_app) -> None:
-    silent = f"redis://127.0.0.1:{free_port()}/0"
-    task = define(make_app(redislock_url=silent), on_redis_error="raise", lock_ttl=1)
-    assert task.apply().get() == "ran"
-    task = define(
-        make_app(redislock_url=silent, redislock_eager=True), on_redis_error="raise", lock_ttl=1
-    )
-    with pytest.raises(LockUnavailable):
-        task.apply().get()
-
-
-def test_an_eager_task_takes_the_lock_where_it_is_told_to(
-    make_app, redis_server, client, label
-) -> None:
-    app = make_app(redislock_url=redis_server.url, redislock_eager=True)
-    seen = []
-
-    @app.task(base=SingletonTask, bind=True, name="options.eager", shared=False, lock_key=["name"])
-    def eager(self, name: str) -> None:
-        seen.append((client.get(self.lock.key), self.lock.fence))
-
-    eager.apply((label,)).get()
-    ((value, fence),) = seen
-    assert json.loads(value)["fence"] == fence > 0
-    assert client.get(eager.lock_key_for(label)) is None

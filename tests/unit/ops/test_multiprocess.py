@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -78,19 +76,6 @@ def test_the_files_of_600_dead_processes_become_one_of_each_kind_with_the_same_s
     write(NO_PID + 600, counter=3, gauge_max=1)
     assert sums(directory) == {**expected, "counter": 1208}
     assert files(directory) == mine | folded | named
-
-
-def scrape_often(directory: Path) -> list[float]:
-    return [sums(directory)["counter"] for _ in range(20)]
-
-
-def test_nothing_is_lost_or_counted_twice_by_scrapes_at_once(directory):
-    for number in range(300):
-        write(NO_PID + number, counter=1)
-    with ProcessPoolExecutor(4, get_context("spawn")) as pool:
-        found = pool.map(scrape_often, [directory] * 4)
-        assert {value for each in found for value in each} == {300}
-    assert files(directory) == {"counter_folded.db"}
 
 
 class Killed(BaseException):

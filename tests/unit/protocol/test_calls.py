@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import functools
 from pathlib import Path
 
 import pytest
@@ -16,11 +16,15 @@ ROOT = Path(celery_redislock.__file__).parent
 DESCRIPTIONS = ("protocol/calls.py", "protocol/rooms.py")
 
 
-def nodes() -> Iterator[tuple[str, ast.AST]]:
-    """Everything in the sources, and in which file."""
-    for path in ROOT.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            yield path.relative_to(ROOT).as_posix(), node
+@functools.cache
+def nodes() -> list[tuple[str, ast.AST]]:
+    """The calls and constants in the sources, and in which file each is."""
+    return [
+        (path.relative_to(ROOT).as_posix(), node)
+        for path in ROOT.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call | ast.Constant)
+    ]
 
 
 def made(name: str) -> list[tuple[str, ast.Call]]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kombu.utils import json as kombu_json
 
 from celery_redislock.protocol.canonical import canonical, digest
-from tests.unit.protocol.test_names import app, key_at_worker, nested, plain, singleton
+from tests.unit.protocol.test_names import app, key_at_worker, plain, singleton
 
 __all__ = ["app"]  # fixtures
 
@@ -91,6 +91,18 @@ def test_a_container_that_contains_itself_is_refused() -> None:
     value.append({"again": value})
     with pytest.raises(TypeError, match="contains itself"):
         canonical(value)
+
+
+def nested(leaves: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.recursive(
+        leaves,
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.lists(inner, max_size=3).map(tuple)
+            | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+        ),
+        max_leaves=6,
+    )
 
 
 LEAVES = st.one_of(

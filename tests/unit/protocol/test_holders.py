@@ -179,13 +179,14 @@ def test_a_newer_version_is_told_once(caplog) -> None:
 
 
 @pytest.mark.usefixtures("newer_versions_unseen")
-def test_a_lock_of_a_newer_version_is_held_and_can_be_broken(redis_server, client, label) -> None:
-    lock = RedisLock(redis_server.url, label, ttl=5)
+def test_a_lock_of_a_newer_version_is_held_and_can_be_broken(redislock_memory) -> None:
+    url, client = "redis://127.0.0.1:1/0", redislock_memory.client
+    lock = RedisLock(url, "newer", ttl=5)
     client.set(lock.key, of_version("3"), px=60_000)
     assert lock.acquire(timeout=0) is False
     assert lock.holder().task_id == "0c1e"
     with pytest.raises(LockConflict, match=r"held by pkg\.task\[0c1e\]\)"):
-        RedisLock(redis_server.url, label, ttl=5, timeout=0).__enter__()
+        RedisLock(url, "newer", ttl=5, timeout=0).__enter__()
     lock._server.run(calls.break_lock(lock._keys, 5))
     assert lock.holder() is None
 

@@ -139,7 +139,7 @@ def test_celerys_tracer_is_accepted_and_what_tools_put_around_it(app, wrap) -> N
 @pytest.mark.parametrize("replace", [asyncio_pools, awaited])
 def test_a_tracer_that_is_not_celerys_is_refused(app, replace) -> None:
     task = define(app, base=SingletonTask)
-    with pytest.raises(ConfigError, match=r"shop\.batch: its tracer is tests\.\w+\.test_binding's"):
+    with pytest.raises(ConfigError, match=f"shop.batch: its tracer is {__name__}'s"):
         task.__trace__ = replace(build_tracer(task.name, task, app=app))
 
 
@@ -153,8 +153,8 @@ def a_body() -> Callable[[], str]:
     return body
 
 
-def test_a_wrong_option_of_a_shared_task_stays_on_that_task(app, redis_server) -> None:
-    app.conf.update(redislock_url=redis_server.url, redislock_eager=True)
+def test_a_wrong_option_of_a_shared_task_stays_on_that_task(app, redislock_memory) -> None:
+    app.conf.redislock_eager = True
     bad, good = {}, {}
     for number in range(4):  # Celery makes shared tasks in any order
         for tasks, name, options in (

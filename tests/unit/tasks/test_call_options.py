@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 from celery import Celery, Task, chain, chord, group
-from celery.beat import Scheduler, SchedulingError
 from celery.canvas import StampingVisitor
-from celery.contrib.testing.worker import start_worker
 
 from celery_redislock import ConfigError, SingletonTask
 from celery_redislock.compat.celery_once import QueueOnce
 from celery_redislock.compat.celery_singleton import Singleton
 from celery_redislock.django import LockedTask
-from tests.support.looking import run
 
 WRONG = [
     ("lock_ttl", 5, "lock_ttl=5 is not accepted"),
@@ -156,35 +152,3 @@ def test_a_mock_of_the_class_is_called_as_without_us(app, monkeypatch) -> None:
     monkeypatch.setattr(Celery, "send_task", sent)
     app.send_task("calls.sync", (5,), priority=3)
     sent.assert_called_once_with("calls.sync", (5,), priority=3)
-
-
-def test_a_retry_with_such_an_option_fails_the_task_and_loses_nothing(app) -> None:
-    app.conf.redislock_enabled = False
-
-    @app.task(base=SingletonTask, bind=True, name="calls.retries", shared=False)
-    def retries(self: SingletonTask) -> None:
-        raise self.retry(countdown=0, lock_ttl=5)
-
-    with (
-        start_worker(app, pool="solo", perform_ping_check=False),
-        pytest.raises(ConfigError, match=r"task calls\.retries: lock_ttl=5"),
-    ):
-        retries.delay().get(timeout=20)
-
-
-def test_beat_says_so_at_each_tick_and_doctor_before(app, redis_server) -> None:
-    app.conf.redislock_url = redis_server.url
-    app.conf.beat_schedule = {
-        "nightly": {
-            "task": "calls.sync",
-            "schedule": timedelta(hours=1),
-            "options": {"expires": 60, "on_conflict": "queue"},
-        }
-    }
-    scheduler = Scheduler(app, lazy=True)
-    scheduler.setup_schedule()
-    with pytest.raises(SchedulingError, match="on_conflict='queue' is not accepted"):
-        scheduler.apply_async(scheduler.schedule["nightly"])
-    result = run(app, "doctor")
-    assert result.exit_code == 1
-    assert "nightly: a call of task calls.sync: on_conflict='queue'" in result.output

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,6 @@ from celery import Celery, Task
 
 from celery_redislock import ConfigError, Queue, SingletonTask
 from celery_redislock.tasks.forgotten import forgotten
-from celery_redislock.worker import start
 
 ROOT = Path(__file__).parents[3]
 
@@ -162,7 +160,7 @@ LINE = (
 
 
 def test_a_worker_says_what_came_after_the_app_was_complete_and_nothing_twice(
-    make_app, caplog, monkeypatch
+    make_app, start_worker_of, caplog, monkeypatch
 ) -> None:
     monkeypatch.delitem(sys.modules, "celery.bin.celery", raising=False)
     app = make_app(redislock_enabled=False)
@@ -171,22 +169,7 @@ def test_a_worker_says_what_came_after_the_app_was_complete_and_nothing_twice(
     assert [record.getMessage() for record in caplog.records] == [LINE]
     define(app, "shop.late", lock_ttl=5)
     for _ in range(2):
-        start._on_worker_init(sender=type("Dropped", (), {"app": app, "blueprint": None})())
+        start_worker_of(app)
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 2
     assert "task shop.late sets lock_ttl, and takes no lock" in said[1]
-
-
-def test_a_process_that_is_no_worker_says_it_when_its_app_is_complete() -> None:
-    code = """
-from celery import Celery
-import celery_redislock
-app = Celery("web", broker="memory://")
-@app.task(name="shop.sync", lock_key=["a"], on_conflict="queue")
-def sync(a): ...
-app.finalize()
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert done.stderr.splitlines() == [LINE]

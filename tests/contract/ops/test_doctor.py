@@ -1,0 +1,78 @@
+"""`celery redislock doctor`: what it asks the server, and what workers have left there."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from celery_redislock import LockUnavailable
+from celery_redislock.app.settings import app_locks
+from celery_redislock.ops.doctor.patient import Patient
+from celery_redislock.ops.doctor.server import check_round_trip
+from celery_redislock.servers.looking import Looking
+from celery_redislock.servers.rights import Rights
+from celery_redislock.worker.sweeper import Sweeper
+from tests.support.looking import make_app, run
+from tests.support.waiting import eventually
+
+
+def test_a_server_that_answers_late_is_told(redis_server, label):
+    patient = Patient(make_app(redis_server.url, label, redislock_ttl=0.5))
+    patient.__dict__["trips"] = ([0.001] * 19 + [0.9], 0.0)
+    assert [each.level for each in check_round_trip(patient)] == ["warning"]
+    patient.__dict__["trips"] = ([0.9] * 20, 0.0)
+    assert [each.level for each in check_round_trip(patient)] == ["error"]
+
+
+def test_workers_of_another_broker_under_the_same_prefix_are_told(redis_server, label):
+    server = f"{redis_server.url}/0"
+
+    def project(key_prefix):
+        app = make_app(
+            server, label, broker_url=redis_server.url,
+            broker_transport_options={"global_keyprefix": key_prefix},
+        )  # fmt: skip
+        Sweeper(app).sweep()
+        return app
+
+    def examined(app):
+        found = json.loads(run(app, "doctor", "--json").stdout)
+        ((level, what),) = [(f["level"], f["what"]) for f in found if f["check"] == "prefix"]
+        return level, what
+
+    with project("a:") as ours:
+        assert examined(ours)[0] == "ok"
+
+        def told():
+            with project("b:"):
+                level, what = examined(ours)
+            return level == "warning" and what
+
+        what = eventually(told, "they were seen: a worker looks every 2 s, the key lives so long")
+    assert what.startswith("workers with another broker use these locks (1 ")
+
+
+def test_what_a_user_may_do_is_found_without_running_it(own_redis, label):
+    """Newer servers say it, and older ones as commands are queued in a transaction."""
+    store = app_locks(make_app(own_redis.url, label)).server
+    with own_redis.client() as client:
+        assert Rights(store).may_queue([("set", "a", "b"), ("nonsense",), ("get", "a")]) == [
+            *(True, False, True),
+        ]
+        assert client.keys("*") == []
+        assert Looking(store).round_trips(1), "the connection is in order"
+        for denied in ("multi", "discard", "rpush"):
+            rights = ["+@all", f"-{denied}"]
+            client.acl_setuser("poor", enabled=True, passwords="+x", keys=["*"], commands=rights)
+            url = own_redis.url.replace("://", "://poor:x@")
+            theirs = app_locks(make_app(url, label)).server
+            asked = [("rpush", "a", "b"), ("lpush", "a", "b")]
+            if denied == "discard":
+                with pytest.raises(LockUnavailable):
+                    Rights(theirs).may_queue(asked)
+            else:
+                may = {"multi": None, "rpush": [False, True]}[denied]
+                assert Rights(theirs).may_queue(asked) == may
+            assert Looking(theirs).round_trips(1)
+        assert client.keys("*") == []

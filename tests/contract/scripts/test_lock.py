@@ -1,0 +1,130 @@
+"""The lock's scripts: what `tests/contract/model` leaves out. It has the rest, in any order."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from celery_redislock import Holder
+from celery_redislock.protocol import calls
+from celery_redislock.protocol.claims import EXTENDED, NOT_OURS, RETAKEN, Acquired, Claim, Extension
+from celery_redislock.protocol.keys import BUCKETS
+from tests.contract.claims import busy, extended, extension, make_claim, outcomes, taken
+from tests.support.waiting import eventually
+
+
+@pytest.mark.parametrize("at", ["yesterday", 1e300, -5, [1], {}])
+def test_a_holder_that_wrote_nonsense_can_still_be_shown(store, inside, label, at) -> None:
+    keys = make_claim(label).keys
+    inside.set(keys.lock, json.dumps({"token": "x", "pid": 5, "acquired_at": at}))
+    assert store.ask(calls.holder_of(keys, 30)) == Holder()
+    assert str(busy(store.run(calls.acquire(make_claim(label)))).holder) == "a foreign value"
+    assert inside.exists(keys.lock)
+
+
+def test_a_foreign_value_that_lapses_frees_the_lock(store, inside, label) -> None:
+    claim = make_claim(label)
+    inside.set(claim.keys.lock, "somebody", px=20_000)
+    reply = busy(store.run(calls.acquire(claim)))
+    assert 0 < reply.remaining <= 20
+    inside.pexpire(claim.keys.lock, 1)
+    eventually(lambda: isinstance(store.run(calls.acquire(claim)), Acquired), "it lapses")
+
+
+def test_a_token_that_only_begins_like_the_holders_is_another(store, label) -> None:
+    claim = make_claim(label)
+    taken(store.run(calls.acquire(claim)))
+    short = Claim(claim.keys, claim.token[:-1], 30, claim.value)
+    assert not store.run(calls.settle(short)).ours
+    assert outcomes(
+        extended(store, Extension(short, '{"token":"' + short.token + '"}', 1, True))
+    ) == [0]
+
+
+def test_an_extension_that_arrives_after_the_release_does_not_bring_the_lock_back(
+    store, inside, label
+) -> None:
+    claim = make_claim(label)
+    held = taken(store.run(calls.acquire(claim)))
+    assert store.run(calls.settle(claim, calls.Release(stray=True))).ours
+    assert outcomes(extended(store, extension(claim, held))) == [NOT_OURS]
+    assert not inside.exists(claim.keys.lock)
+    assert taken(store.run(calls.acquire(make_claim(label)))).fence > held.fence + 1
+
+
+def test_who_saw_the_counter_since_takes_again_what_vanished(store, inside, label) -> None:
+    claim = make_claim(label)
+    held = taken(store.run(calls.acquire(claim)))
+    inside.set(claim.keys.fence, counter := held.fence + 10)  # another lock of this bucket
+    (reply,) = extended(store, extension(claim, held))
+    assert (reply.outcome, reply.counter) == (EXTENDED, counter)
+    inside.delete(claim.keys.lock)
+    assert outcomes(extended(store, extension(claim, held))) == [NOT_OURS]
+    again = extension(claim, held)._replace(counter=reply.counter)
+    assert outcomes(extended(store, again)) == [RETAKEN]
+
+
+@pytest.mark.parametrize(
+    ("by", "said"),
+    [
+        ("anna@host", "anna@host"),
+        ('an "operator"\n\\ of näme', 'an "operator"\\n\\ of näme'),
+        ("x" * 200, "x" * 100),
+        ("", ""),
+    ],
+)
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_the_holder_is_told_who_broke_its_lock(store, label, by, said, is_taken) -> None:
+    claim = make_claim(label)
+    reply = taken(store.run(calls.acquire(claim)))
+    store.run(calls.break_lock(claim.keys, 30, by=by))
+    if is_taken:
+        other = make_claim(label)
+        taken(store.run(calls.acquire(other)))
+        store.run(calls.break_lock(claim.keys, 30, by="somebody else"))
+        taken(store.run(calls.acquire(make_claim(label))))
+    for retake in (True, False):
+        (found,) = extended(store, extension(claim, reply, retake))
+        assert (found.outcome, found.broken_by) == (NOT_OURS, said)
+
+
+def test_a_mark_of_an_older_release_does_not_say_who(store, inside, label) -> None:
+    claim = make_claim(label)
+    reply = taken(store.run(calls.acquire(claim)))
+    store.run(calls.break_lock(claim.keys, 30, by="anna@host"))
+    mark = inside.get(claim.keys.broken)
+    inside.set(claim.keys.broken, f"{claim.opening}{mark}")
+    (found,) = extended(store, extension(claim, reply))
+    assert (found.outcome, found.broken_by) == (NOT_OURS, "")
+    assert claim.opening in mark, "which is what an older release looks for"
+
+
+def test_one_that_nobody_broke_is_not_said_to_be_broken(store, label) -> None:
+    claim, other = make_claim(label), make_claim(label)
+    reply = taken(store.run(calls.acquire(claim)))
+    store.run(calls.settle(claim))
+    taken(store.run(calls.acquire(other)))
+    (found,) = extended(store, extension(claim, reply))
+    assert (found.outcome, found.broken_by) == (NOT_OURS, None)
+
+
+def test_a_mark_says_nothing_about_another_lock(store, label) -> None:
+    claim = make_claim(label, task_id=label)
+    taken(store.run(calls.acquire(claim)))
+    store.run(calls.settle(claim, calls.Release(note="1", always=True)))
+    taken(store.run(calls.acquire(make_claim(f"{label}2", task_id=label))))
+
+
+def test_any_number_of_locks_leaves_a_bounded_number_of_keys(own_store, own_redis) -> None:
+    claims = [make_claim(str(number), task_id=str(number)) for number in range(200)]
+    for number, claim in enumerate(claims):
+        taken(own_store.run(calls.acquire(claim)))
+        if number % 50 == 0:
+            busy(own_store.run(calls.acquire(make_claim(str(number)), "wait")))
+        own_store.run(calls.settle(claim, calls.Release(note="1", always=number % 50 == 1)))
+
+    with own_redis.client() as client:
+        lasting = {key for key in client.scan_iter(count=1000) if client.pttl(key) == -1}
+    assert lasting == {claim.keys.fence for claim in claims}
+    assert BUCKETS == 1024, "there are so many of these"

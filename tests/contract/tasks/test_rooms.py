@@ -1,0 +1,157 @@
+"""Waiting rooms that no worker looks after: what whoever comes makes of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from datetime import datetime, timedelta, timezone
+
+from celery_redislock import Holder, SingletonTask
+from celery_redislock.app.entries import Entry
+from celery_redislock.app.housekeeper import housekeeper
+from celery_redislock.app.settings import app_locks
+from celery_redislock.protocol import calls, holders, rooms
+from celery_redislock.protocol.claims import Acquired, Claim, Done, Parking
+from celery_redislock.protocol.keys import lock_keys
+from celery_redislock.protocol.tokens import new_token
+from celery_redislock.servers.factory import server_at
+from celery_redislock.servers.urls import source_from_url
+from celery_redislock.tasks.room import look_after
+from celery_redislock.worker.sweeper import Sweeper
+from tests.support.workers import make_app
+
+LOCKS = ("redis", "cluster")
+
+
+def test_an_id_whose_entry_is_gone_blocks_nobody(store, inside, label):
+    keys = lock_keys("redislock", label)
+    inside.rpush(keys.room, "first:0.0")
+    token = new_token()
+    value = holders.encode(token, ttl_ms=5000, task="job", task_id="late")
+    assert isinstance(store.run(calls.acquire(Claim(keys, token, 5.0, value, "late"))), Acquired)
+    assert not inside.exists(keys.room)
+
+
+def test_a_message_of_what_was_replaced_in_the_room_is_told_by_whom(store, label):
+    """It had its turn before, perhaps."""
+    keys = lock_keys("redislock", label)
+
+    def claim(task_id):
+        token = new_token()
+        value = holders.encode(token, ttl_ms=5000, task="job", task_id=task_id)
+        return Claim(keys, token, 5.0, value, task_id)
+
+    store.run(calls.acquire(claim("first")))
+    for task_id in ("old", "new"):
+        by = holders.successor_text("job", task_id)
+        store.run(rooms.park(claim(task_id), Parking("{}", "=job", replace=(by, None))))
+    reply = store.run(calls.acquire(claim("old")))
+    assert isinstance(reply, Done)
+    assert reply.note.replaced_by == Holder(task="job", task_id="new")
+    assert store.ask(calls.holder_of(keys, 5.0)).replaced_by is None
+
+
+def test_what_has_begun_before_waits_before_all_and_is_not_replaced(store, inside, label):
+    keys = lock_keys("redislock", label)
+
+    def claim(task_id, attempt=0):
+        token = new_token()
+        run = {"task": "job", "task_id": task_id, "attempt": attempt}
+        value = holders.encode(token, ttl_ms=5000, **run)
+        return Claim(keys, token, 5.0, value, task_id, attempt)
+
+    store.run(calls.acquire(claim("first")))
+    store.run(rooms.park(claim("other"), Parking("{}", "other:0.0")))
+    store.run(rooms.park(claim("new"), Parking("{}", "=job")))
+    old = store.run(rooms.park(claim("old", 1), Parking("{}", "old:0.1", in_front=True)))
+    assert old.replaced == {}
+    newest = store.run(rooms.park(claim("newest"), Parking("{}", "=job")))
+    assert set(newest.replaced) == {"new:0.0"}
+    assert inside.lrange(keys.room, 0, -1) == ["old:0.1", "other:0.0", "=job"]
+    assert inside.hget(keys.entries, "#=job").endswith("|newest:0.0")
+    inside.delete(keys.lock, keys.room, keys.entries, keys.ended)
+    inside.zrem(keys.rooms, keys.lock_id)
+
+
+def test_who_has_expired_in_the_room_is_not_published_and_the_next_has_its_turn(
+    conf, client, redis_server, queue, label
+):
+    """RabbitMQ drops a message that expires before somebody gets it, and nobody would know."""
+    with make_app(conf) as app:
+
+        @app.task(base=SingletonTask, name="expires_in_the_room", lock_key="{label}")
+        def task(label):
+            """Never runs."""
+
+        keys = task.lock_keys_for([label], {})
+        past = (datetime.now(timezone.utc) - timedelta(seconds=1)).isoformat()
+        client.set(keys.lock, "held")
+        for task_id, expires in ((f"{label}-1", past), (f"{label}-2", None)):
+            options = {"task_id": task_id, "queue": queue, "expires": expires}
+            entry = Entry.of(task, [label], {}, {**options, "headers": {"redislock": {}}})
+            claim = Claim(keys, new_token(), 5.0, "", task_id)
+            app_locks(app).server.run(rooms.park(claim, Parking(entry.dump(), claim.entry_id)))
+        client.delete(keys.lock)
+        look_after(app, keys, 5.0)
+        assert app.AsyncResult(f"{label}-1").state == "REVOKED"
+        assert client.lrange(keys.room, 0, -1) == [f"{label}-2:0.0"]
+        with redis_server.client(db=1) as broker:
+            (message,) = broker.lrange(queue, 0, -1)
+            assert f"{label}-2" in message
+            broker.delete(queue)
+        client.delete(keys.room, keys.entries)
+        client.zrem(keys.rooms, keys.lock_id)  # it has other rooms of the bucket, too
+
+
+def test_two_that_are_for_others_to_publish_are_left_to_them(conf, client, label):
+    """On a lock of several, whoever cannot publish them is offered each once."""
+    with contextlib.closing(make_app(conf)) as app:
+        keys = lock_keys("redislock", f"fleets:{label}", 2)
+        store = app_locks(app).server
+        claims = [
+            Claim(keys, token, 5.0, holders.encode(token, ttl_ms=5000))
+            for token in (new_token(), new_token())
+        ]
+        assert all(isinstance(store.run(calls.acquire(holder)), Acquired) for holder in claims)
+        for name in "ab":
+            task_id = f"{label}-{name}"
+            fields = {"content_type": "application/json", "encoding": "utf-8", "body": "[]"}
+            entry = json.dumps({"task": "of.another.fleet", "task_id": task_id, **fields})
+            claim = Claim(keys, new_token(), 5.0, "", task_id)
+            store.run(rooms.park(claim, Parking(entry, claim.entry_id)))
+        for holder in claims:
+            store.run(calls.settle(holder, calls.Release(publishes=False)))
+        look_after(app, keys, 5.0)
+        assert client.lrange(keys.room, 0, -1) == [f"{label}-a:0.0", f"{label}-b:0.0"]
+        client.delete(keys.room, keys.entries, keys.sent, *keys.slots, keys.lock)
+        client.zrem(keys.rooms, keys.lock_id)
+
+
+def test_a_room_that_cannot_be_looked_at_keeps_no_other_waiting(conf, client, label):
+    prefix = f"redislock:{label}"
+    with contextlib.closing(make_app({**conf, "redislock_prefix": prefix})) as app:
+        keys = lock_keys(prefix, "a")
+        client.rpush(keys.room, "x:0.0")
+        client.hset(keys.entries, "x:0.0", "||no JSON")
+        client.zadd(keys.rooms, {"no mark": 0, keys.lock_id: 1})
+        Sweeper(app).sweep()
+        housekeeper.finish()
+        assert client.zrange(keys.sent, 0, -1) == ["x:0.0"]
+        client.delete(*client.keys(f"{prefix}:*"))
+
+
+def test_a_clock_that_is_set_back_makes_no_pause_longer_than_it_is(own_redis, label):
+    with (
+        contextlib.closing(server_at(source_from_url(own_redis.url))) as store,
+        own_redis.client() as client,
+    ):
+        keys = lock_keys("redislock", label)
+        token = new_token()
+        value = holders.encode(token, ttl_ms=60_000, task="job", task_id="one")
+        claim = Claim(keys, token, 60.0, value, "one")
+        store.run(calls.acquire(claim))
+        held = client.get(keys.lock)
+        before, _, since = held.rstrip("}").rpartition(":")
+        client.set(keys.lock, f"{before}:{float(since) + 30:.6f}}}", keepttl=True)
+        assert store.run(calls.settle(claim, calls.Release(min_hold=2.0))).ours
+        assert 0 < client.pttl(keys.lock) <= 2000

@@ -1,0 +1,84 @@
+"""The differences that may be, each with its reason."""
+
+from __future__ import annotations
+
+from .compare import Named
+
+_CANVAS = "t/integration/test_canvas.py::"
+#: Tests that send a task several times at once with equal arguments: real duplicates, of which
+#: `Skip` lets one run. Each counts only if a duplicate was skipped meanwhile.
+_EQUAL_CALLS = (
+    "t/integration/test_group_chains.py::test_group_chains::*",
+    "t/integration/test_tasks.py::test_tasks::test_revoked_by_headers_complex_canvas",
+    "t/integration/test_tasks.py::test_tasks::test_unicode_task",
+    f"{_CANVAS}test_chain::test_chain_of_*",
+    f"{_CANVAS}test_chain::test_chain_children_with_callbacks",
+    f"{_CANVAS}test_chain::test_nested_chain_group_*",
+    f"{_CANVAS}test_chain::test_replace_with_chain_that_contains_a_group",
+    f"{_CANVAS}test_chain::test_upgrade_to_chord_inside_chains",
+    f"{_CANVAS}test_chord::test_chain_to_a_chord_with_large_header",
+    f"{_CANVAS}test_chord::test_chord_in_chords_with_chains",
+    f"{_CANVAS}test_chord::test_*abling_flag_allow_error_cb_on_chord_header*",
+    f"{_CANVAS}test_chord::test_*errback_called_by_chord_from_group_fail_multiple*",
+    f"{_CANVAS}test_chord::test_flag_allow_error_cb_on_chord_header_on_upgraded_chord",
+    f"{_CANVAS}test_chord::test_large_header",
+    f"{_CANVAS}test_chord::test_link_option_on_group_body_runs_once",
+    f"{_CANVAS}test_chord::test_upgraded_chord_link_error_with_header_errback_enabled*",
+    f"{_CANVAS}test_group::test_errback_called_by_group_fail_multiple",
+    f"{_CANVAS}test_group::test_group_children_with_*backs",
+    f"{_CANVAS}test_group::test_nested_group_*",
+    f"{_CANVAS}test_group::test_task_replace_with_group_preserves_group_order",
+    f"{_CANVAS}test_stamping_mechanism::test_stamping_example_canvas",
+)
+CELERY: tuple[Named, ...] = (
+    *(
+        Named(test, "it sends equal calls at once, and all but one are skipped", ("skipped",))
+        for test in _EQUAL_CALLS
+    ),
+    Named(
+        f"{_CANVAS}test_chord::test_mutable_errback_called_by_chord_from_group_fail_multiple_*",
+        "42 equal calls run one after another, and it gives all but the first a tenth of a second",
+        ("queued",),
+    ),
+    Named(
+        "t/integration/test_tasks.py::test_tasks::test_expired",
+        "it fills all slots with equal calls, which leave room",
+        ("queued", "skipped"),
+    ),
+    Named(
+        "t/unit/tasks/test_trace.py::test_trace::test_outside_body_error",
+        "its mock is no tracer of Celery's, and we refuse to run a body under an unknown one",
+    ),
+    Named(
+        "t/unit/worker/test_strategy.py::test_*::test_when_logging_disabled",
+        "its event dispatcher is a mock, which we cannot ask, and we say so",
+    ),
+    Named(
+        "t/unit/worker/test_request.py::test_Request::"
+        "test_on_hard_timeout_clears_synthetic_traceback",
+        "it runs one message twice: the second is a copy of one that has run, and ends",
+        ("already done",),
+    ),
+)
+
+_VALUE = "the lock's value is JSON that holds the token, and the token is never the caller's"
+_TTL = "a lock always has a ttl: 30 s unless another is given, and a heartbeat"
+_EXTEND = "`extend` sets the lock's life to a whole ttl, and does not add to it"
+_POLLING = "the test counts the sleeps of a loop that polls; a release wakes ours"
+REDIS_PY = tuple(
+    Named(f"*::TestLock::{test}{params}", reason)
+    for test, reason in {
+        "test_lock": f"{_VALUE}; {_TTL}",
+        "test_lock_token": _VALUE,
+        "test_lock_token_thread_local_false": _VALUE,
+        "test_context_manager": _VALUE,
+        "test_blocking_timeout": _POLLING,
+        "test_context_manager_blocking_timeout": _POLLING,
+        "test_extend_lock": _EXTEND,
+        "test_extend_lock_float": _EXTEND,
+        "test_extending_lock_with_no_timeout_raises_error": _TTL,
+        "test_reacquiring_lock_with_no_timeout_raises_error": _TTL,
+        "test_context_manager_reacquiring_lock_with_no_timeout_raises_error": _TTL,
+    }.items()
+    for params in ("", "[*]")
+)

@@ -1,0 +1,75 @@
+"""`python -m tests.proofs`, or `make proofs ARGS=...`: runs the proofs at length. See README.md."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from . import harness
+from .failovers import Failovers
+from .faults.cases import Faults
+from .faults.checker import check
+from .faults.soak import Soak
+from .history import read
+from .hosts.proof import Hosts
+from .storms import Storms
+from .torture.proof import Torture
+
+PROOFS = {each.name: each for each in (Faults(), Soak(), Hosts(), Torture(), Storms(), Failovers())}
+#: Where the models' machines follow the real scripts; and which of them are worth a thousand runs.
+MACHINES = ("tests/contract/model", "-k", "says_whatever or found_out")
+HELP = """\
+python -m tests.proofs [--help] [PROOF [OPTION...]]: without a PROOF all faults, and then the hosts
+
+{proofs}
+check: judges the history of a fault or soak again
+  python -m tests.proofs check HISTORY
+model: explores the protocol's rules in every order of events
+  python -m tests.proofs model [--only TEXT] [--traces] [--big] [--write]
+
+What each proves: tests/proofs/README.md"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a proof. 1 if anything is wrong."""
+    if not arguments:
+        return max(harness.main(PROOFS[name], []) for name in ("faults", "hosts"))
+    name, *others = arguments
+    if name in PROOFS:
+        return harness.main(PROOFS[name], others)
+    if name == "model":
+        return model(others)
+    if name == "check":
+        return check_again(*others)
+    usages = (f"{p.name}: {p.about}\n  {harness.usage(p)}" for p in PROOFS.values())
+    print(HELP.format(proofs="\n".join(usages)))
+    return int(name not in ("-h", "--help"))
+
+
+def check_again(path: str) -> int:
+    """Judge a case's history that was kept."""
+    violations = check(read(path)).violations
+    print("\n".join(map(str, violations)) or "nothing is wrong")
+    return int(bool(violations))
+
+
+def model(arguments: Sequence[str]) -> int:
+    from .model import __main__ as protocol
+
+    sys.argv[1:] = arguments
+    wrong = protocol.main()
+    if not arguments:
+        command = [sys.executable, "-m", "pytest", "-q", *MACHINES, "--hypothesis-profile=long"]
+        wrong = max(wrong, subprocess.run(command, check=False).returncode)
+    return wrong
+
+
+if __name__ == "__main__":
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signal.default_int_handler)  # also where a shell had it ignored
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit("interrupted")

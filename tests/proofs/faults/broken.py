@@ -1,0 +1,103 @@
+"""Locks that are broken on purpose, from outside: by Lua code that begins a script in the lock
+server, for the locks with one name; or by a stranger with a client. The bench must notice each.
+"""
+
+from __future__ import annotations
+
+#: Takes the lock whoever waits, as `acquire.lua` replies if the fence is the time.
+_TAKE = """
+local time = redis.call('TIME')
+local fence = time[1] * 1000000 + time[2]
+redis.call('SET', KEYS[2], string.format('%.0f', fence))
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+return fence
+"""
+#: Another delivery of this task has the lock.
+_IS_OWN = """
+local held = redis.pcall('GET', KEYS[1])
+local id = string.match(ARGV[4], '^(.*):')
+if type(held) == 'string' and string.find(held, '"task_id":"' .. id .. '"', 1, true) then
+"""
+
+#: By name: what is broken, the script, and the code. The lock's name is that of the breakage.
+BROKEN = {
+    "no_heartbeat": (
+        "nobody extends a lock, and its holder is told that it was",
+        "extend",
+        "do return {1, 0} end",
+    ),
+    "plain_del": (
+        "a release does not look whose lock it deletes",
+        "settle",
+        "redis.call('DEL', KEYS[1])",
+    ),
+    "token_is_task_id": (
+        "a copy of a message takes the lock that the first one holds",
+        "acquire",
+        f"{_IS_OWN} {_TAKE} end",
+    ),
+    "skip_on_redelivery": (
+        "a copy of a message that meets its own lock is taken for a duplicate",
+        "acquire",
+        f"{_IS_OWN} return {{'busy', held, redis.call('PTTL', KEYS[1]), 'other', 0}} end",
+    ),
+    "nobody_looks": (
+        "nobody looks after a room, and a message that does not come is not published again",
+        "look",
+        "do return {-1, {}, {}, {}} end",
+    ),
+    "newcomers_overtake": (
+        "a free lock is anybody's, whoever waits in the room",
+        "acquire",
+        f"if redis.call('EXISTS', KEYS[1]) == 0 then {_TAKE} end",
+    ),
+    "copies_run": (
+        "nobody remembers what has run, and a room may publish a message twice",
+        "acquire",
+        "redis.call('DEL', KEYS[4])",
+    ),
+    "two_one_too_many": (
+        "a limit counts wrong: one more gets in",
+        "acquire",
+        "if KEYS[14] then redis.call('DEL', KEYS[14]) end",
+    ),
+    "pause_is_forgotten": (
+        "a release frees the lock at once, whatever `lock_min_hold` says",
+        "settle",
+        "if ARGV[10] then ARGV[10] = '0' end",
+    ),
+    "old_replaces_new": (
+        "who comes back into a room replaces what came since",
+        "park",
+        "ARGV[1], ARGV[6], ARGV[15] = ARGV[18], '0', ''",
+    ),
+    "failed_waits_on": (
+        "a task that a time limit ends while it is parked stays in the room",
+        "settle",
+        "if ARGV[11] then ARGV[2], ARGV[11], ARGV[12] = '', '', '' end",
+    ),
+    "max_wait_begins_anew": (
+        "steady calls never run",
+        "park",
+        "if ARGV[17] ~= '' then ARGV[17] = '3600000' end",
+    ),
+    "quiet_time_is_the_first_calls": (
+        "a newer call does not begin the quiet time anew",
+        "park",
+        "if ARGV[17] ~= '' then ARGV[17] = ARGV[16] end",
+    ),
+    "nobody_waits_for_quiet": (
+        "a debounced call asks for the lock as others do",
+        "park",
+        "ARGV[16], ARGV[17] = '', ''",
+    ),
+}
+
+
+def scripts() -> dict[str, str]:
+    """The code that begins each script: it breaks the locks with these names."""
+    begins: dict[str, str] = {}
+    for name, (_, script, code) in BROKEN.items():
+        only = f"if string.find(KEYS[1], ':{name}', 1, true) then {code} end\n"
+        begins[script] = begins.get(script, "") + only
+    return begins

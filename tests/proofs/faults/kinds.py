@@ -1,0 +1,142 @@
+"""The tasks of the bench: how often the load sends each, relative to the others, and its options.
+
+Workers run them, and a sender reserves the locks of those that are unique from when they are sent.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from celery import Celery
+
+from celery_redislock import (
+    Coalesce,
+    Debounce,
+    Defer,
+    Policy,
+    Queue,
+    Raise,
+    Replace,
+    SingletonTask,
+    Skip,
+    Wait,
+)
+
+Kind = tuple[int, dict[str, Any]]
+
+
+def _kind(weight: int, policy: Policy | None = None, **options: Any) -> Kind:
+    return weight, {**options, **({"on_conflict": policy} if policy else {})}
+
+
+_patiently = Defer(delay=0.2, backoff=1.3, max_delay=0.6)
+#: A reservation that nobody takes lasts for eight seconds: a lost message blocks a lock only until
+#: the end of the case.
+_queued: dict[str, Any] = {"lock_scope": "queued", "lock_queued_ttl": 8.0}
+_scoped: dict[str, Any] = {**_queued, "lock_scope": "queued+running"}
+_hold: dict[str, Any] = {"lock_across_retries": "hold"}
+
+#: Calls of this task come steadily, more often than its quiet time, as long as the load runs.
+STEADY, STEADILY = "debounce_steadily", 0.3
+FIRST_FLEET: dict[str, Kind] = {
+    "skip": _kind(4),
+    "skip_result": _kind(2, Skip(result="skipped")),
+    "defer": _kind(4, _patiently),
+    "defer_briefly": _kind(1, Defer(delay=0.2, backoff=1.0, max_wait=0.5, then=Skip())),
+    "wait": _kind(3, Wait(timeout=3.0, then=Raise())),
+    "wait_then_defer": _kind(2, Wait(timeout=0.5, then=_patiently)),
+    "refuse": _kind(1, Raise(), on_redis_error="raise"),
+    "abort": _kind(2, on_lock_lost="abort"),
+    "retry_released": _kind(2, _patiently),
+    "retry_held": _kind(2, _patiently, **_hold),
+    "queue": _kind(3, Queue()),
+    "queue_limited": _kind(1, Queue(limit=2, then=Skip())),
+    "queue_briefly": _kind(1, Queue(max_wait=0.8, then=Skip())),
+    "queue_then_defer": _kind(1, Queue(limit=3, max_wait=1.0, then=_patiently)),
+    "coalesce": _kind(3, Coalesce()),
+    "debounce": _kind(3, Debounce(quiet=0.4, max_wait=1.5)),
+    "retry_debounced": _kind(1, Debounce(quiet=0.3, max_wait=1.0)),
+    "retry_queued": _kind(1, Queue()),
+    "retry_held_queued": _kind(1, Queue(), **_hold),
+    "retry_coalesced": _kind(1, Coalesce()),
+    "pause": _kind(1, Queue(), lock_min_hold=0.8),
+    "pause_coalesced": _kind(1, Coalesce(), lock_min_hold=0.6),
+    # On keys of their own: who shares a lock agrees on how many may hold it.
+    "two": _kind(2, lock_limit=2),
+    "two_queued": _kind(3, Queue(), lock_limit=2),
+    "two_retried": _kind(1, Queue(), lock_limit=2),
+    "two_patient": _kind(1, Wait(timeout=2.0, then=Queue()), lock_limit=2),
+    # Some hold their slots for a lock that is handed to who waits in its room.
+    "wait_for_ever": _kind(2, Wait()),
+    "queue_then_wait": _kind(1, Queue(limit=1, then=Wait())),
+    # Unique from when they are sent.
+    "scoped": _kind(2, Queue(), **_scoped),
+    "scoped_published": _kind(2, Queue(), on_queued_conflict="publish", **_scoped),
+    "retry_scoped": _kind(1, Queue(), **_scoped),
+    "queued_only": _kind(1, **_queued),
+    # The newer run ends the older one; its child is killed if it has not ended by then.
+    "replace": _kind(3, Replace(grace=1.0)),
+    "replace_gently": _kind(2, Replace(grace=3.0), on_lock_lost="abort"),
+    # Of the soak; and sent steadily.
+    "patient": _kind(0, Wait(timeout=60.0)),
+    STEADY: _kind(0, Debounce(quiet=0.6, max_wait=1.5)),
+}
+SCOPED = {name: options for name, (_, options) in FIRST_FLEET.items() if "lock_scope" in options}
+#: What the next release of the tasks defines otherwise, and one that it does not: with another key
+#: or signature, or without a lock.
+RELEASES: dict[int, dict[str, Kind]] = {
+    1: {name: _kind(2, Queue()) for name in ("moves", "reshaped", "unlocked", "steady")},
+    2: {
+        "moves": _kind(2, Queue(), lock_key="{key}:moved"),
+        "reshaped": _kind(2, Queue()),
+        "steady": _kind(2, Queue()),
+    },
+}
+#: Tasks of the same app that the first fleet does not know. They share its locks.
+OTHER_FLEET = {
+    "other_queue": _kind(4, Queue()),
+    "other_coalesce": _kind(1, Coalesce()),
+    "other_skip": _kind(1),
+}
+
+
+def _weights(kinds: dict[str, Kind]) -> dict[str, int]:
+    return {name: weight for name, (weight, _) in kinds.items() if weight}
+
+
+TASKS = _weights(FIRST_FLEET)
+#: Those that go through waiting rooms, and a few that do not.
+OF_ROOMS = {
+    **dict(itertools.dropwhile(lambda each: each[0] != "queue", TASKS.items())),
+    **dict.fromkeys(("skip", "defer", "wait", "retry_held"), 1),
+}
+#: All workers of a release end at once, and wait for who is in a slot: nobody waits there without
+#: end.
+OF_RELEASE = {**TASKS, **_weights(RELEASES[1])}
+del OF_RELEASE["wait_for_ever"], OF_RELEASE["queue_then_wait"]
+#: With those of the second fleet, which has a queue of its own.
+OF_FLEETS = {**OF_ROOMS, **_weights(OTHER_FLEET)}
+
+
+def define(app: Celery, name: str, body: Callable[..., Any], options: dict[str, Any]) -> Any:
+    """Define a locked task of the bench. A template key: tasks share the locks."""
+    defaults = {"base": SingletonTask, "bind": True, "lock_key": "{key}", "max_retries": 5}
+    return app.task(**{**defaults, "name": name, **options})(body)
+
+
+def for_sender(app: Celery) -> dict[str, Any]:
+    """Those that a sender reserves, by name."""
+
+    def never(
+        self: Any,
+        key: str,
+        seconds: float = 0.2,
+        how: str = "return",
+        retries: int = 0,
+        countdown: float = 0.0,
+    ) -> None:
+        raise AssertionError("it runs where it is sent")
+
+    return {name: define(app, name, never, options) for name, options in SCOPED.items()}
