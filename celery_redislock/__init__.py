@@ -30,7 +30,18 @@ from .signals import (
 )
 from .tasks.current import current_lock
 from .tasks.task import SingletonTask
-from .verbs import NO_RESULT, Conflict, Decision, NoResult
+from .verbs import (
+    NO_RESULT,
+    Conflict,
+    Decision,
+    NoResult,
+    ToDefer,
+    ToFail,
+    ToPark,
+    ToReplace,
+    ToSkip,
+    ToWait,
+)
 from .worker import start as _start  # noqa: F401  connects receivers for a worker's start
 
 if TYPE_CHECKING:
@@ -64,6 +75,12 @@ __all__ = [  # noqa: RUF022  in the plain order of names
     "Skip",
     "TaskReplaced",
     "TaskSkipped",
+    "ToDefer",
+    "ToFail",
+    "ToPark",
+    "ToReplace",
+    "ToSkip",
+    "ToWait",
     "Wait",
     "current_lock",
     "lock_acquired",

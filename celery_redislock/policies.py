@@ -1,7 +1,8 @@
-"""The policies: each says what a duplicate does. No I/O is here; the worker implements the verbs.
+"""The policies: each says what a duplicate does. No I/O is here.
 
-A policy's `act` gets a `Conflict` and ends it with one of the conflict's methods, its verbs. To
-write your own policy, subclass `Policy` or one of the policies here:
+A policy's `act` gets a `Conflict`, and returns what one of the conflict's methods, its verbs,
+returns: a value, which the worker carries out. To write your own policy, subclass `Policy` or one
+of the policies here:
 
     class SkipAtNight(Policy):
         def act(self, conflict):
@@ -79,7 +80,7 @@ class Policy(abc.ABC):
 
     @abc.abstractmethod
     def act(self, conflict: Conflict) -> Decision:
-        """End the conflict with one of its verbs, and return what the verb returned."""
+        """How the conflict ends: what one of its verbs returns."""
 
 
 class _Bounded(Policy):
@@ -214,7 +215,7 @@ class Wait(_Bounded):
         return f"it would wait in its pool slot{self._after(self.timeout)}"
 
     def act(self, conflict: Conflict) -> Decision:
-        return conflict.run() if conflict.wait(self.timeout) else self.then.act(conflict)
+        return conflict.wait(self.timeout, self.then)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -244,10 +245,9 @@ class Queue(_Bounded):
         return f"it would wait in Redis, with {waiting} before it{self._after(self.max_wait)}"
 
     def act(self, conflict: Conflict) -> Decision:
-        is_over = self.max_wait is not None and conflict.waited >= self.max_wait
-        if not is_over and conflict.park(limit=self.limit, max_wait=self.max_wait):
-            return conflict.run()
-        return self.then.act(conflict)
+        if self.max_wait is not None and conflict.waited >= self.max_wait:
+            return self.then.act(conflict)
+        return conflict.park(limit=self.limit, max_wait=self.max_wait, then=self.then)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -284,8 +284,7 @@ class Coalesce(_Replacing):
         return "it would wait in Redis, and replace the waiting task of this name, if there is one"
 
     def act(self, conflict: Conflict) -> Decision:
-        conflict.park(newest=True)
-        return conflict.run()
+        return conflict.park(newest=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -318,8 +317,7 @@ class Debounce(Coalesce):
         )
 
     def admit(self, conflict: Conflict) -> Decision:
-        conflict.park(newest=True, quiet=(self.quiet, self.max_wait))
-        return conflict.run()
+        return conflict.park(newest=True, quiet=(self.quiet, self.max_wait))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -344,8 +342,7 @@ class Replace(_Replacing):
         return f"it would end the running task, within {self.grace:g} s, and then run"
 
     def act(self, conflict: Conflict) -> Decision:
-        conflict.replace(self.grace)
-        return conflict.run()
+        return conflict.replace(self.grace)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -174,8 +174,8 @@ class Kept(NamedTuple):
 # Not frozen: making one would take six times as long.
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Delivery:
-    """What is known of one delivery of a task's message. Never changed: `Record.learn` replaces it
-    by a new one.
+    """What is known of one delivery of a task's message. Never changed: what is learned of it makes
+    a new one.
 
     Attributes:
         token: the delivery's token.
@@ -310,6 +310,11 @@ class Delivery:
             "route": self.route,
         }
         return {KEY: {**header, **more}}
+
+    @property
+    def cannot_come_back(self) -> bool:
+        """Whether it cannot be given back to the broker for this worker alone."""
+        return self.fanout and self.queue is None
 
     @property
     def met_lock(self) -> bool:

@@ -9,20 +9,22 @@ from typing import Any, Final
 
 from celery.exceptions import Ignore, Reject, Retry
 
+from ..app.delivery import Delivery
 from ..app.internals import is_pool_process
 from ..app.outcomes import Outcome
+from ..app.results import proves_nothing
 from ..app.times import seconds_until
 from ..errors import ConfigError, LockLost, LockUnavailable
-from ..lock.lease import Heir
+from ..lock.lease import Heir, Lease
 from ..protocol import holders, notes, past
-from ..protocol.calls import Release, mark_done, note_replaced, settle
+from ..protocol.calls import Release, note_replaced
 from ..protocol.clock import clock
 from ..protocol.holders import Holder, successor_text
 from ..protocol.log import get_logger
-from . import room
 from .abort import Abort
+from .facts import Facts
 from .limits import surely
-from .record import NOT_RUN, Ran, Record
+from .state import NOT_RUN, Ran, State
 
 logger = get_logger()
 
@@ -30,7 +32,7 @@ logger = get_logger()
 _NEVER_AWAITED: Final = (CoroutineType, AsyncGeneratorType)
 
 
-def guarded(run: Record, body: Callable[[], Any], abort: Abort | None) -> Any:
+def guarded(facts: Facts, lease: Lease, body: Callable[[], Any], abort: Abort | None) -> Any:
     """Run the body. If the lock is lost, the heartbeat's thread may raise `LockLost` in it."""
     __tracebackhide__ = True
     if abort is None:
@@ -43,9 +45,9 @@ def guarded(run: Record, body: Callable[[], Any], abort: Abort | None) -> Any:
             if exc.key is not None:
                 raise
             # It was raised from outside, where it cannot be given arguments.
-            raise run.lease.lost_error() from None
+            raise lease.lost_error() from None
     if isinstance(result, _NEVER_AWAITED):
-        _refuse_async(run, result)
+        _refuse_async(facts, result)
     return result
 
 
@@ -55,12 +57,12 @@ def _armed(abort: Abort, body: Callable[[], Any]) -> Any:
     return body()
 
 
-def _refuse_async(run: Record, result: Any) -> None:
+def _refuse_async(facts: Facts, result: Any) -> None:
     """Fail a task whose decorator hides an `async def`: its body has not run."""
     if isinstance(result, CoroutineType):
         result.close()  # else Python warns that nobody awaited it
     raise ConfigError(
-        f"task {run.facts.task.name}: its body returned {type(result).__name__} {result!r}, which"
+        f"task {facts.task.name}: its body returned {type(result).__name__} {result!r}, which"
         " Celery does not await: the lock is released before it runs. Under its decorators the body"
         " is an `async def`; use a plain function that calls asyncio.run"
     )
@@ -69,17 +71,17 @@ def _refuse_async(run: Record, result: Any) -> None:
 # -- what the end of the body means -----------------------------------------------------------
 
 
-def ran_to_its_end(run: Record) -> Ran:
+def ran_to_its_end(facts: Facts, request: Any) -> Ran:
     """The end of a body that returned."""
-    return Ran(past.SUCCEEDED, _note_of_end(run, "callbacks", "chain"))
+    return Ran(past.SUCCEEDED, _note_of_end(facts, request, "callbacks", "chain"))
 
 
-def ran_into(run: Record, error: BaseException) -> Ran:
+def ran_into(facts: Facts, lease: Lease, request: Any, error: BaseException) -> Ran:
     """The end of a body that raised this error."""
     if isinstance(error, Retry):
         # The next attempt's message is published: nothing is left to do for this attempt.
         return Ran(past.RETRIED, notes.ENDED, error)
-    if isinstance(error, LockLost) and error.key == run.facts.key and run.lease.replaced_by:
+    if isinstance(error, LockLost) and error.key == facts.key and lease.replaced_by:
         return Ran(past.REPLACED, notes.ENDED)
     if isinstance(error, Reject):
         # A requeued message must run again; without requeueing it never will.
@@ -87,51 +89,51 @@ def ran_into(run: Record, error: BaseException) -> Ran:
     if isinstance(error, Ignore):  # also what `self.replace` raises
         return Ran(past.IGNORED, notes.ENDED)
     if isinstance(error, Exception):
-        return Ran(past.FAILED, _note_of_end(run, "errbacks") if run.facts.acks_failures else "")
+        ends = facts.acks_failures
+        return Ran(past.FAILED, _note_of_end(facts, request, "errbacks") if ends else "")
     return Ran(past.TERMINATED)  # the process is about to end
 
 
-def _note_of_end(run: Record, *follow: str) -> str:
+def _note_of_end(facts: Facts, request: Any, *follow: str) -> str:
     """Which note to leave. A redelivered copy checks the stored result, which Celery stores last;
     where none is stored, we note the end ourselves when Celery returns.
     """
-    request = run.request
     for name in (*follow, "chord"):
         if getattr(request, name, None):
-            return notes.PUBLISHING if run.proves_nothing else notes.EXPECTS_RESULT
+            is_blind = proves_nothing(facts.task, request)
+            return notes.PUBLISHING if is_blind else notes.EXPECTS_RESULT
     return notes.EXPECTS_RESULT
 
 
 # -- how the lock is released -----------------------------------------------------------------
 
 
-def how_to_release(run: Record) -> Release | Heir | None:
+def how_to_release(facts: Facts, state: State, lease: Lease, ran: Ran) -> Release | Heir | None:
     """How to end the lease: release the lock; keep it for the task's next message (`Heir`); or, if
     None, leave it to the worker's main process.
     """
-    lease, ran = run.lease, run.ran
-    if ran.how == past.TERMINATED and _is_retried_by_worker(run):
+    if ran.how == past.TERMINATED and _is_retried_by_worker(facts):
         return None
     if lease.replaced_by is None:  # else the lock goes to the run that replaces this one
         if lease.heir is not None:
             return lease.heir
-        if ran.retry is not None and _is_held_for(run, ran.retry):
+        if ran.retry is not None and _is_held_for(facts, ran.retry):
             return Heir(holders.held_for_retry, countdown_of(ran.retry) + lease.ttl)
-    return Release(run.note_of(ran.note), run.may_have_copies, _min_hold(run))
+    hold = 0.0 if lease.replaced_by is not None else _min_hold(facts, ran)
+    return Release(state.note_of(ran.note), state.may_have_copies, hold)
 
 
-def _is_retried_by_worker(run: Record) -> bool:
+def _is_retried_by_worker(facts: Facts) -> bool:
     """Whether this pool process ends, and the main process may send the task's retry. If so, the
     main process releases the lock, or keeps it for the retry, as for a process that was killed.
     """
-    task = run.facts.task
-    sends = is_pool_process() and getattr(task, "retry_on_worker_lost", False)
-    return bool(sends and run.facts.options.kept_across_retries)
+    sends = is_pool_process() and getattr(facts.task, "retry_on_worker_lost", False)
+    return bool(sends and facts.options.kept_across_retries)
 
 
-def _is_held_for(run: Record, retry: Retry) -> bool:
+def _is_held_for(facts: Facts, retry: Retry) -> bool:
     """Whether the lock is to be kept for the retry, and is the lock that the retry needs."""
-    options, task = run.facts.options, run.facts.task
+    options, task = facts.options, facts.task
     # With another scope, sending the retry made its message the heir, if it has the same lock.
     if options.lock_across_retries != "hold" or options.lock_scope != "running":
         return False
@@ -143,15 +145,14 @@ def _is_held_for(run: Record, retry: Retry) -> bool:
         keys = task.lock_keys_for(args, kwargs, sig.options.get("headers") or {})
     except Exception:
         return False  # the retry will fail, and needs no lock for that
-    return keys == run.facts.claim.keys
+    return keys == facts.claim.keys
 
 
-def _min_hold(run: Record) -> float:
+def _min_hold(facts: Facts, ran: Ran) -> float:
     """Seconds since the acquisition for which the lock is kept."""
-    options, ran = run.facts.options, run.ran
+    options = facts.options
     is_any = options.lock_min_hold_after == "any" and ran is not NOT_RUN and ran.retry is None
-    is_wanted = (is_any or ran.how == past.SUCCEEDED) and run.lease.replaced_by is None
-    return (options.lock_min_hold or 0.0) if is_wanted else 0.0
+    return (options.lock_min_hold or 0.0) if is_any or ran.how == past.SUCCEEDED else 0.0
 
 
 def countdown_of(retry: Retry) -> float:
@@ -159,61 +160,43 @@ def countdown_of(retry: Retry) -> float:
     return max(seconds_until(retry.when) or 0.0, 0.0)
 
 
-def call_off(run: Record, retry: Retry, by: Holder) -> None:
+def call_off(facts: Facts, retry: Retry, by: Holder) -> None:
     """Cancel the published retry: it must not run older work after the newer run."""
-    text, claim = successor_text(by.task or "", by.task_id or ""), run.facts.claim
+    text, claim = successor_text(by.task or "", by.task_id or ""), facts.claim
     try:
         called_off = note_replaced(claim, claim.attempt + 1, text, countdown_of(retry))
-        run.facts.locks.server.ask(called_off, once=True)
+        facts.locks.server.ask(called_off, once=True)
     except LockUnavailable as exc:
-        logger.warning("redislock: could not cancel the retry of %s: %s", run, exc.reason)
-
-
-def release_again(run: Record, release: Release, until: float) -> None:
-    """Repeat the release that the server did not answer. Otherwise the lock would stay until it
-    expires, which is at `until`. Then we repeat nothing: it may have had other holders since.
-    """
-    facts, copies, note = run.facts, run.may_have_copies, run.ran.note
-    if clock() >= until:
-        return
-    release = release._replace(note=run.note_of(note), always=copies)
-    settled = facts.locks.server.run(settle(facts.claim, release))
-    if note != run.ran.note and copies:  # Celery did all that follows the body meanwhile
-        facts.locks.server.run(mark_done(facts.claim, run.note_of(run.ran.note)), once=True)
-    logger.info("redislock: %s is released now", facts.key)
-    room.follow_up(facts.task.app, facts.claim.keys, facts.claim.ttl, settled)
+        logger.warning("redislock: could not cancel the retry of %s: %s", facts, exc.reason)
 
 
 # -- what is reported of the lock -------------------------------------------------------------
 
 
-def say_acquired(run: Record) -> None:
+def say_acquired(facts: Facts, message: Delivery, lease: Lease, asked_at: float) -> None:
     """Report that the lock is acquired."""
-    fence, delivery = run.lease.fence, run.delivery
-    latency = run.lease.acquired_at - run.asked_at
-    run.facts.tell(
+    fence, latency = lease.fence, lease.acquired_at - asked_at
+    facts.tell(
         Outcome.ACQUIRED,
-        "redislock: %s acquired %s fence=%d", run, run.facts.key, fence,
-        emits=delivery.met_lock, logged={"fence": fence},
-        details={"fence": fence, "waited": delivery.waited, "latency": latency},
+        "redislock: %s acquired %s fence=%d", facts, facts.key, fence,
+        emits=message.met_lock, logged={"fence": fence},
+        details={"fence": fence, "waited": message.waited, "latency": latency},
     )  # fmt: skip
 
 
-def say_lost(run: Record) -> None:
+def say_lost(facts: Facts, lease: Lease) -> None:
     """Report that the lock is lost, or that the run must end for another one."""
-    lease = run.lease
     by, reason = lease.replaced_by, lease.lost_because
     details = {"fence": lease.fence, "reason": reason, "replaced": by is not None}
-    run.facts.tell(Outcome.LOST, emits=by is None, details=details, reason=reason)
+    facts.tell(Outcome.LOST, emits=by is None, details=details, reason=reason)
 
 
-def say_released(run: Record, owned: bool, is_kept: bool) -> None:
+def say_released(facts: Facts, lease: Lease, ran: Ran, owned: bool, is_kept: bool) -> None:
     """Report that the lock is released, or kept for the next message."""
-    held = clock() - run.lease.acquired_at
-    facts: dict[str, Any] = {"fence": run.lease.fence, "held": held}
-    more = {"owned": owned, "kept_for_retry": is_kept, "how": run.ran.how}
+    held = clock() - lease.acquired_at
+    known: dict[str, Any] = {"fence": lease.fence, "held": held}
+    more = {"owned": owned, "kept_for_retry": is_kept, "how": ran.how}
     text = "redislock: %s released %s after %.3f s" if owned else ""
-    run.facts.tell(
-        Outcome.RELEASED, text, run, run.facts.key, held,
-        details={**facts, **more}, **facts,
+    facts.tell(
+        Outcome.RELEASED, text, facts, facts.key, held, details={**known, **more}, **known,
     )  # fmt: skip

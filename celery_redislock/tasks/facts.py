@@ -28,7 +28,8 @@ class Facts:
     Args:
         task: the task.
         locks: the app's locks.
-        raw: the request as Celery hands it to the tracer. Our header is taken out of it.
+        raw: the request as Celery hands it to the tracer, without our header.
+        message: the message as it came.
         kept: what is kept for its message.
         args: the call's arguments.
         kwargs: the call's keyword arguments.
@@ -41,10 +42,8 @@ class Facts:
     Attributes:
         options: the task's options.
         policy: what the task does if it is a duplicate.
-        delivery: the message as it came.
         began: the task may have run before: a retry, or a copy of a message whose run died. Tasks
             that came since are newer.
-        may_have_copies: another copy of the message may exist.
         label: the lock's name for people, from `lock_label`; or None.
         claim: the claim to the lock.
         key: the lock's whole key.
@@ -55,6 +54,7 @@ class Facts:
         task: LockedTask,
         locks: AppLocks,
         raw: dict[str, Any],
+        message: Delivery,
         kept: Kept | None,
         args: Any,
         kwargs: Mapping[str, Any],
@@ -65,44 +65,29 @@ class Facts:
         self.options = options = task.lock_options
         policy = options.on_conflict
         self.policy = policy.eager() if is_eager else policy
-        self.delivery = delivery = Delivery.take_from(raw)
-        if not is_eager and delivery.events != events.wanted:
-            events.learn(delivery.events, raw.get("hostname"))
+        if not is_eager and message.events != events.wanted:
+            events.learn(message.events, raw.get("hostname"))
         self.began = bool(
-            raw.get("retries") or raw.get("replaced_task_nesting") or delivery.redelivered
-        )
-        # The broker still has the message, or gave copies to other queues. Or the message waited
-        # here longer than a visibility timeout, which is at least a second. Or the broker did not
-        # receive the acknowledgement of the message that was deferred to this one. Or the broker
-        # may redeliver even acknowledged messages.
-        self.may_have_copies = not is_eager and bool(
-            task.acks_late
-            or task.acks_after_body
-            or delivery.redelivered
-            or delivery.deferrals
-            or delivery.fanout
-            or delivery.received is None
-            or clock() - delivery.received >= COPIED_FROM
-            or locks.redelivery.copies_any_time
+            raw.get("retries") or raw.get("replaced_task_nesting") or message.redelivered
         )
         keys = task.lock_keys_for(args, kwargs, raw)
         self.key = keys.lock
         self.label: str | None = None
         if task._redislock_label_maker is not None:
             self.label = task.label_for(args, kwargs, raw)
-        self.claim = self._claim(keys, kept)
+        self.claim = self._claim(keys, message, kept)
         self._whose = Whose(self.key, task, raw.get("id"), self.claim.attempt, self.label)
 
-    def _claim(self, keys: LockKeys, kept: Kept | None) -> Claim:
-        task, raw, delivery, ttl = self.task, self.raw, self.delivery, self.options.lock_ttl
+    def _claim(self, keys: LockKeys, message: Delivery, kept: Kept | None) -> Claim:
+        task, raw, ttl = self.task, self.raw, self.options.lock_ttl
         task_id, attempt, nesting = attempt_of(raw)
         arrived, age, receipt = None, None, ""
         if self.options.on_conflict.replaces and not self.began:
-            arrived, receipt = delivery.arrived, delivery.receipt
-            if arrived is None and delivery.received is not None:
-                age = delivery.age
+            arrived, receipt = message.arrived, message.receipt
+            if arrived is None and message.received is not None:
+                age = message.age
         value = holders.encode(
-            delivery.token,
+            message.token,
             ttl_ms=to_ms(ttl),
             task=task.name,
             task_id=task_id,
@@ -117,11 +102,11 @@ class Facts:
         # What is kept may be for another lock: the sender may have had other code.
         ours = kept if kept is not None and kept.lock_id == keys.lock_id else None
         return Claim(
-            *(keys, delivery.token, ttl, value, task_id, attempt, nesting, self.locks.done_ttl),
+            *(keys, message.token, ttl, value, task_id, attempt, nesting, self.locks.done_ttl),
             kept=ours.token if ours else "",
             member=ours.place.member if ours and ours.place else "",
             parent=(raw.get("parent_id") or "") if nesting else "",
-            sent=delivery.sent,
+            sent=message.sent,
             task=task.name,
             history=self.locks.history,
             turned_away=self.policy.turns_away,
@@ -131,11 +116,6 @@ class Facts:
     def acks_failures(self) -> bool:
         """Whether a failure ends the message. A rejected message may come back, to run again."""
         return ends_message(self.task, "acks_on_failure")
-
-    @property
-    def cannot_come_back(self) -> bool:
-        """Whether the message cannot be given back to the broker for this worker alone."""
-        return self.delivery.fanout and self.delivery.queue is None
 
     def as_holder(self, fence: int) -> Holder:
         """The run as the lock's holder."""
@@ -189,6 +169,24 @@ def _remarkable_age(holder: Holder, warn_after: float | None) -> float | None:
     assert warn_after is not None
     age = time.time() - holder.acquired_at
     return age if age >= warn_after and not holder.cooling_down else None
+
+
+def may_have_copies(task: LockedTask, locks: AppLocks, message: Delivery) -> bool:
+    """Whether another copy of the message may exist when it comes."""
+    # The broker still has the message, or gave copies to other queues. Or the message waited here
+    # longer than a visibility timeout, which is at least a second. Or the broker did not receive
+    # the acknowledgement of the message that was deferred to this one. Or the broker may redeliver
+    # even acknowledged messages.
+    return bool(
+        task.acks_late
+        or task.acks_after_body
+        or message.redelivered
+        or message.deferrals
+        or message.fanout
+        or message.received is None
+        or clock() - message.received >= COPIED_FROM
+        or locks.redelivery.copies_any_time
+    )
 
 
 def ends_message(task: Any, flag: str) -> bool:

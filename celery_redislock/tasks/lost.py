@@ -16,17 +16,15 @@ from ..lock.lease import Lease
 from ..protocol.calls import mark_lost, unmark_lost
 from ..protocol.lost import MARK_LIVES
 from ..protocol.rooms import server_time
-from .record import BEGUN, Record
 
 #: The leases of lost runs. Adding and removing one is one operation.
 _lost: Final[dict[int, Lease]] = {}
 
 
-def goes_on(run: Record) -> None:
-    """The run lost its lock, or is to end for another one, and its body may go on."""
-    if run.ran is BEGUN:
-        _lost[id(run.lease)] = run.lease
-        _marks.begin()
+def goes_on(lease: Lease) -> None:
+    """A run lost its lock, or is to end for another one, and its body may go on."""
+    _lost[id(lease)] = lease
+    _marks.begin()
 
 
 def has_ended(lease: Lease) -> None:

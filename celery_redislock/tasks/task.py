@@ -24,7 +24,7 @@ from .ends import LEASE, RUN, Skipped
 from .locked import LockedTask
 
 if TYPE_CHECKING:
-    from .run import Run
+    from .life import Life
 
 #: Set in the request until the body begins, whichever `__call__` Celery enters.
 _DUE: Final = "_redislock_due"
@@ -288,7 +288,7 @@ def _run_under_lock(task: LockedTask, body: Callable[[], Any], args: Any, kwargs
         raise exc.with_traceback(_below_ours(exc.__traceback__))  # noqa: B904  it is the same
 
 
-def _run_of(request: Any) -> Run | None:
+def _run_of(request: Any) -> Life | None:
     """The run of this request, if our tracer has begun it. Returned only once."""
     stamped = (request.properties or {}).get(KEY)
     return stamped.pop(RUN, None) if isinstance(stamped, dict) else None
@@ -301,17 +301,17 @@ def _run_eagerly(
     task._refuse_if_misconfigured()
     if not task._takes_lock(task.app_locks, is_eager=True):
         return body()
-    from .record import Ends  # only what runs tasks needs these
-    from .run import Run
+    from .life import Life
+    from .state import Ends  # only what runs tasks needs these
 
-    def go(run: Run) -> Any:
+    def go(run: Life) -> Any:
         __tracebackhide__ = True
         if isinstance(run.course, Ends):
             raise run.course.error
         return run.call(body, request)
 
     try:
-        return Run(task, request.__dict__).live(args, kwargs, go, request)
+        return Life(task, request.__dict__).live(args, kwargs, go, request)
     except BaseException as exc:
         raise exc.with_traceback(_below_ours(exc.__traceback__))  # noqa: B904  it is the same
 

@@ -31,11 +31,11 @@ from ..app.results import store_failed
 from ..errors import ConfigError
 from ..protocol.log import get_logger
 from .ends import RUN, EndInfo
+from .life import Life
 from .limits import only_logged
 from .locked import LockedTask
-from .record import Ends, Fails
 from .refused import is_refusal
-from .run import Run
+from .state import Ends, Fails
 
 logger = get_logger()
 
@@ -67,7 +67,7 @@ def around(task: LockedTask, inner: Tracer) -> Tracer:
         __tracebackhide__ = True
         raw = {} if request is None else request
 
-        def celerys(run: Run) -> Any:
+        def celerys(run: Life) -> Any:
             """Celery's part of the delivery's life."""
             __tracebackhide__ = True
             course = run.course
@@ -81,13 +81,13 @@ def around(task: LockedTask, inner: Tracer) -> Tracer:
             return inner(uuid, args, kwargs, raw)
 
         with _scope():
-            return Run(task, raw).live(args, kwargs, celerys)
+            return Life(task, raw).live(args, kwargs, celerys)
 
     setattr(trace, _OF, task)
     return trace
 
 
-def _with_run(properties: Any, run: Run) -> dict[str, Any]:
+def _with_run(properties: Any, run: Life) -> dict[str, Any]:
     """The message's properties with the run, for the call of the task."""
     properties = properties if isinstance(properties, dict) else {}
     stamped = properties.get(KEY)
@@ -104,13 +104,13 @@ def _scope() -> contextlib.AbstractContextManager[Any]:
     return scope
 
 
-def _details(task: LockedTask, run: Run, uuid: str) -> dict[str, Any]:
+def _details(task: LockedTask, run: Life, uuid: str) -> dict[str, Any]:
     """What Celery gives with `task_prerun` and `task_postrun`."""
     args, kwargs = run.facts.args, run.facts.kwargs
     return {"sender": task, "task_id": uuid, "task": task, "args": args, "kwargs": kwargs}
 
 
-def _ended(task: LockedTask, run: Run, error: BaseException, uuid: str) -> Any:
+def _ended(task: LockedTask, run: Life, error: BaseException, uuid: str) -> Any:
     if run.facts is not None and (task_prerun.receivers or task_postrun.receivers):
         details = _details(task, run, uuid)
         with only_logged(_NOT_TOLD, run), run.as_current():
@@ -127,7 +127,7 @@ def _is_awaited(task: LockedTask, inner: Tracer) -> bool:
     return has_own_start or hasattr(inner, "__wrapped__")
 
 
-def _fail(task: LockedTask, run: Run, error: Exception, uuid: str) -> Any:
+def _fail(task: LockedTask, run: Life, error: Exception, uuid: str) -> Any:
     """Fail a refused duplicate as Celery's tracer does, but without the traceback, which would show
     only this package, and costs the most. None if the backend does not answer: then the duplicate
     fails in Celery's tracer, which knows what to do about that.

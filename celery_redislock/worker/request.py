@@ -36,7 +36,7 @@ from ..protocol import past, rooms
 from ..protocol.clock import clock
 from ..protocol.entries import id_of
 from ..protocol.log import get_logger
-from ..tasks.deeds import publish_replaced
+from ..tasks.act import publish_replaced
 from ..tasks.ends import Deferred, Skipped
 from ..tasks.facts import COPIED_FROM, ends_message
 from ..tasks.settle import End, settle_beside

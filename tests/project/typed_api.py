@@ -174,8 +174,9 @@ def policies() -> list[Policy]:
 class Log(Policy):
     def act(self, conflict: Conflict) -> Decision:
         assert_type(conflict.holder, Holder | None)
-        assert_type(conflict.wait(1.0), bool)
-        return conflict.skip()
+        assert_type(conflict.wait(1.0), Decision)
+        conflict.run()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+        return conflict.wait(1.0, then=lambda later: later.park(then=Skip()))
 
 
 class SkipWith(Policy):

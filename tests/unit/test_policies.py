@@ -10,86 +10,63 @@ import pytest
 
 from celery_redislock import (
     Coalesce,
+    Conflict,
+    Debounce,
     Defer,
-    Holder,
     Policy,
     Queue,
     Raise,
     Replace,
     Skip,
+    ToDefer,
+    ToFail,
+    ToPark,
+    ToReplace,
+    ToSkip,
+    ToWait,
     Wait,
 )
-from celery_redislock.policies import NO_RESULT, policy_named
+from celery_redislock.policies import policy_named
 
 
-@dataclasses.dataclass
-class FakeConflict:
-    """A conflict that writes down how it was ended, and gives each verb's name back."""
-
-    deferrals: int = 0
-    waited: float = 0.0
-    wait_succeeds: bool = False
-    key: str = "redislock:{0}:lock:name"
-    holder: Holder | None = None
-    remaining: float = 30.0
-    calls: list[tuple[Any, ...]] = dataclasses.field(default_factory=list)
-
-    def skip(self, result: Any = NO_RESULT) -> str:
-        self.calls.append(("skip", result))
-        return "skipped"
-
-    def defer(self, countdown: float) -> str:
-        self.calls.append(("defer", countdown))
-        return "deferred"
-
-    def wait(self, timeout: float | None) -> bool:
-        self.calls.append(("wait", timeout))
-        return self.wait_succeeds
-
-    def run(self) -> str:
-        self.calls.append(("run",))
-        return "ran"
-
-    def fail(self) -> str:
-        self.calls.append(("fail",))
-        return "failed"
+def conflict(**facts: Any) -> Conflict:
+    return Conflict("redislock:{0}:lock:name", None, 30.0, **facts)
 
 
-GIVE_UP = Wait(timeout=2, then=Skip(result="gave up"))
+TWO_SECONDS = Wait(timeout=2, then=Skip(result="gave up"))
 TEN_SECONDS = Defer(delay=1, max_wait=10, then=Raise())
 
 
 @pytest.mark.parametrize(
-    ("policy", "facts", "verbs"),
+    ("policy", "facts", "decision"),
     [
-        (Skip(), {}, [("skip", NO_RESULT)]),
-        *((Skip(result=each), {}, [("skip", each)]) for each in (None, 0, False, "", {"a": True})),
-        (Raise(), {}, [("fail",)]),
-        (Wait(), {"wait_succeeds": True}, [("wait", None), ("run",)]),
-        (Wait(timeout=5, then=Raise()), {"wait_succeeds": True}, [("wait", 5), ("run",)]),
-        (Wait(timeout=0, then=Raise()), {}, [("wait", 0), ("fail",)]),
-        (Wait(timeout=1), {}, [("wait", 1), ("skip", NO_RESULT)]),
-        (Defer(delay=7), {}, [("defer", 7)]),
-        (Defer(delay=1, backoff=2), {"deferrals": 2}, [("defer", 4)]),
-        (Defer(), {"waited": 1e9, "deferrals": 10**6}, [("defer", 5)]),
-        (TEN_SECONDS, {"waited": 9.9}, [("defer", 1)]),
-        (TEN_SECONDS, {"waited": 10}, [("fail",)]),
-        (Defer(max_wait=0), {"waited": 10}, [("skip", NO_RESULT)]),
-        (
-            Defer(max_wait=60, then=GIVE_UP),
-            {"waited": 60},
-            [("wait", 2), ("skip", "gave up")],
-        ),
+        (Skip(), {}, ToSkip()),
+        *((Skip(result=each), {}, ToSkip(each)) for each in (None, 0, False, "", {"a": True})),
+        (Raise(), {}, ToFail()),
+        (Wait(), {}, ToWait(None, Skip())),
+        (Wait(timeout=5, then=Raise()), {}, ToWait(5, Raise())),
+        (Defer(delay=7), {}, ToDefer(7)),
+        (Defer(delay=1, backoff=2), {"deferrals": 2}, ToDefer(4)),
+        (Defer(), {"waited": 1e9, "deferrals": 10**6}, ToDefer(5)),
+        (TEN_SECONDS, {"waited": 9.9}, ToDefer(1)),
+        (TEN_SECONDS, {"waited": 10}, ToFail()),
+        (Defer(max_wait=0), {"waited": 10}, ToSkip()),
+        (Defer(max_wait=60, then=TWO_SECONDS), {"waited": 60}, ToWait(2, Skip(result="gave up"))),
+        (Queue(limit=3), {}, ToPark(limit=3, then=Skip())),
+        (Queue(max_wait=9, then=Raise()), {"waited": 8.9}, ToPark(max_wait=9, then=Raise())),
+        (Queue(max_wait=9, then=Raise()), {"waited": 9}, ToFail()),
+        (Coalesce(), {}, ToPark(newest=True)),
+        (Replace(grace=3), {}, ToReplace(3)),
     ],
     ids=repr,
 )
-def test_a_policy_ends_a_conflict_with_its_verb(policy, facts, verbs) -> None:
-    conflict = FakeConflict(**facts)
+def test_a_policy_ends_a_conflict_with_its_verb(policy, facts, decision) -> None:
+    assert policy.act(conflict(**facts)) == decision
 
-    ended = policy.act(conflict)
 
-    assert conflict.calls == verbs
-    assert ended == getattr(FakeConflict(), verbs[-1][0])(*verbs[-1][1:])
+def test_a_debounced_call_waits_for_quiet_before_the_lock_is_asked_for() -> None:
+    wants = Debounce(quiet=2, max_wait=8).admit(conflict())
+    assert wants == ToPark(newest=True, quiet=(2, 8))
 
 
 @pytest.mark.parametrize(
@@ -117,8 +94,8 @@ def test_a_policy_of_ones_own_ends_the_conflict_with_a_verb() -> None:
         def act(self, conflict: Any) -> Any:
             return conflict.fail() if conflict.deferrals else conflict.defer(conflict.remaining)
 
-    assert DeferOnce().act(FakeConflict()) == "deferred"
-    assert DeferOnce().act(FakeConflict(deferrals=1)) == "failed"
+    assert DeferOnce().act(conflict()) == ToDefer(30.0)
+    assert DeferOnce().act(conflict(deferrals=1)) == ToFail()
 
 
 def test_a_policy_without_an_act_cannot_be_made() -> None:
@@ -306,14 +283,14 @@ def test_of_a_policy_of_ones_own_nothing_is_known_unless_it_says_so() -> None:
 def test_a_subclass_with_an_act_of_its_own_is_not_taken_for_its_parent() -> None:
     class SkipOrPark(Skip):
         def act(self, conflict: Any) -> Any:
-            return conflict.park() and conflict.run()
+            return conflict.park()
 
     class Named(SkipOrPark):
         parks = False
 
     class Later(Wait):
         def act(self, conflict: Any) -> Any:
-            return conflict.park() and conflict.run()
+            return conflict.park()
 
     class Longer(Queue):
         """With another default only."""

@@ -11,8 +11,8 @@ from ...app.brokers import Redelivery
 from ...app.documents import page
 from ...app.unknown import refuse_options_of_call
 from ...errors import ConfigError
-from ...tasks.decisions import longest_countdown
-from ...tasks.deeds import SPREAD
+from ...tasks.act import SPREAD
+from ...tasks.decide import longest_countdown
 from ...tasks.forgotten import WHY, forgotten
 from ...tasks.protect import errors_of, protect_tasks
 from ...tasks.task import SingletonTask

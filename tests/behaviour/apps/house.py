@@ -16,7 +16,7 @@ class Forgetful(Policy):
     """Waits, and forgets to say what is to become of the task."""
 
     def act(self, conflict: Any) -> Any:
-        return conflict.wait(0.1)
+        conflict.wait(0.1)
 
 
 #: Each task's options. Where the key is a template, the tasks of that template share a lock.

@@ -12,13 +12,13 @@ from celery import Celery
 from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from celery.utils import uuid
+from celery_redislock.tasks.run import Run
 
 from celery_redislock import Defer, Policy, Queue, Raise, SingletonTask, Skip, current_lock
 from celery_redislock.app.delivery import KEY
 from celery_redislock.protocol.tokens import new_token
 from celery_redislock.servers.server import Server
 from celery_redislock.tasks.locked import LockedTask
-from celery_redislock.tasks.run import Run
 from tests.support.interrupts import each_place
 
 #: What is asked of the server: scripts, and queries.
@@ -162,55 +162,18 @@ def test_a_duplicate_ends_whatever_fails(app, client, label, name, step, fault, 
     assert trace(task, label, **kept) in ("IGNORED", "FAILURE")
 
 
-def catches(conflict: Any) -> Any:
-    try:
-        return conflict.park() and conflict.run()
-    except Exception:
-        return conflict.skip()
-
-
-def catches_all(conflict: Any) -> Any:
-    try:
-        return conflict.park() and conflict.run()
-    except BaseException:
-        return conflict.skip()
-
-
-def fails_at_last(conflict: Any) -> Any:
-    try:
-        return conflict.park() and conflict.run()
-    finally:
-        raise Reject("a bug of the user's", requeue=False)
-
-
-def skips_at_last(conflict: Any) -> Any:
-    try:
-        return conflict.park() and conflict.run()
-    finally:
-        return conflict.skip()  # noqa: B012, SIM107
-
-
-def asks_again(conflict: Any) -> Any:
-    try:
-        return conflict.park() and conflict.run()
-    except BaseException:
-        return conflict.replace(0) and conflict.run()
-
-
-@pytest.mark.parametrize("act", [catches, catches_all, fails_at_last, skips_at_last, asks_again])
-def test_what_a_policy_has_decided_stands_whatever_it_does_then(app, client, label, act):
-    """It would wait in the room, and be REVOKED or fail too."""
-
+def test_a_policy_that_fails_after_a_verb_has_done_nothing(app, client, label):
     class Mine(Policy):
         def act(self, conflict: Any) -> Any:
-            return act(conflict)
+            try:
+                return conflict.park()
+            finally:
+                raise Reject("a bug of the user's", requeue=False)
 
-    task = define(app, on_conflict=Mine(), lock_key="stands:{label}")
+    task = define(app, on_conflict=Mine(), lock_key="fails:{label}")
     client.set(task.lock_key_for(label, ""), '{"token":"somebody"}', px=60_000)
-    assert trace(task, label, **from_queue()) == "IGNORED"
-    keys = task.keys_of_call((label, ""), {})
-    assert client.llen(keys.room) == 1
-    assert app.AsyncResult(label).state == "PENDING"
+    assert trace(task, label, **from_queue()) == "REJECTED"
+    assert not client.exists(task.keys_of_call((label, ""), {}).room)
 
 
 @pytest.mark.parametrize(("requeue", "acks_late", "stays"), [
@@ -223,7 +186,7 @@ def test_a_policy_that_rejects_keeps_what_is_kept_for_a_message_that_comes_back(
         def act(self, conflict: Any) -> Any:
             if turn:
                 raise Reject("not now", requeue=requeue)
-            return conflict.park() and conflict.run()
+            return conflict.park()
 
     turn: list[str] = []
     task = define(app, on_conflict=Mine(), lock_key="rejects:{label}", acks_late=acks_late)

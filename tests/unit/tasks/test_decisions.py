@@ -1,9 +1,10 @@
 """What is decided of a delivery, as a table: facts, policy and the server's answers, and what
-follows from them. Nothing is asked and nothing done: there is no server.
+follows from them. Values only: nothing is asked and nothing done, and there is no server.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -14,6 +15,8 @@ from celery import Celery
 from celery_redislock import (
     Coalesce,
     ConfigError,
+    Conflict,
+    Debounce,
     Defer,
     LockUnavailable,
     Queue,
@@ -23,22 +26,27 @@ from celery_redislock import (
     Skip,
     Wait,
 )
-from celery_redislock.app.delivery import KEY
+from celery_redislock.app.delivery import KEY, Delivery, Kept
 from celery_redislock.app.outcomes import Outcome
-from celery_redislock.policies import Decision, Policy
+from celery_redislock.policies import Policy
 from celery_redislock.protocol import notes
 from celery_redislock.protocol.claims import Acquired, Busy, Done, Free, Full, Older, Parked
 from celery_redislock.protocol.clock import clock
 from celery_redislock.protocol.holders import Holder
-from celery_redislock.tasks.conflict import TaskConflict, decide
-from celery_redislock.tasks.decisions import (
+from celery_redislock.tasks import decide
+from celery_redislock.tasks.decide import (
     FIRST,
     GO,
+    NOBODY,
     Answer,
     Await,
+    AwaitEarlier,
     CannotRun,
     Go,
     GoUnlocked,
+    HasResult,
+    Meet,
+    Outcomes,
     Park,
     PutOff,
     Question,
@@ -46,7 +54,8 @@ from celery_redislock.tasks.decisions import (
     TurnedAway,
     Waits,
 )
-from celery_redislock.tasks.run import Run
+from celery_redislock.tasks.facts import Facts
+from celery_redislock.tasks.state import State
 
 HOLDER = Holder(task="t", task_id="another")
 BUSY = Busy(HOLDER, 9.0, "other")
@@ -55,13 +64,13 @@ OWN, EARLIER, FOR_MESSAGE = (
     BUSY._replace(relation="earlier"),
     BUSY._replace(for_message=True),
 )
+NEWER = BUSY._replace(relation="newer")
 GOT = Acquired("{}", 1, 0.0)
 AWAY = LockUnavailable("a key", None, "the server is away")
 PARKED, FREE, FULL = Parked({}), Free({}), Full()
-#: `lock_ttl` is 30: a task that waits for its own run looks again after a third of that.
-BEHIND = {"redelivered": True, "sent": ""}
 AGAIN, RERUNS = Try(again=True), Try(again=True, reruns=True)
-AWAIT_EARLIER = Await(1.0, is_earlier=True)
+AWAIT_EARLIER = AwaitEarlier(1.0)
+SKIP = Skip()
 
 
 def done(kind: str = notes.ENDED, age: float = 1.0, sent: str = "m", by: Any = None) -> Done:
@@ -70,24 +79,6 @@ def done(kind: str = notes.ENDED, age: float = 1.0, sent: str = "m", by: Any = N
 
 def body() -> None:
     """It is never run."""
-
-
-class Scripted(Run):
-    """A run whose questions have these answers."""
-
-    answers: list[Answer]
-    asked: list[Question]
-    result = False
-
-    def ask(self, question: Question) -> Answer:
-        self.asked.append(question)
-        if isinstance(question, Try):
-            self.reruns = self.reruns or question.reruns
-        return self.answers.pop(0)
-
-    @property
-    def has_result(self) -> bool:
-        return self.result
 
 
 class Case(NamedTuple):
@@ -100,20 +91,56 @@ class Case(NamedTuple):
     result: bool = False
     is_eager: bool = False
 
-    def run(self) -> Scripted:
+    def delivery(self) -> tuple[Facts, State]:
         app = Celery("table", broker="memory://", backend="cache+memory://", set_as_current=False)
         app.conf.update(redislock_url="redis://nobody.invalid", redislock_eager=True)
-        task = app.task(base=SingletonTask, name="t", shared=False, **self.options)(body)
+        app.task(base=SingletonTask, name="t", shared=False, **self.options)(body)
+        task = app.tasks["t"]
         mark = {"token": "a token", "received": clock(), "queue": "q", "sent": "m", **self.mark}
         raw = {
             "id": "this", "task": "t", "hostname": "w@h", "properties": {KEY: mark},
             "delivery_info": {}, KEY: {"v": 2, "sent": "m", **self.header}, **self.raw,
         }  # fmt: skip
-        run = Scripted(app.tasks[task.name], raw)
-        run.asked, run.result = [], self.result
-        request = app.tasks["t"].request_stack if self.is_eager else None
-        run._learn_facts(app.tasks["t"].app_locks, (), {}, request)
-        return run
+        kept, message = Kept.of(raw), Delivery.take_from(raw)
+        facts = Facts(task, task.app_locks, raw, message, kept, (), {}, self.is_eager)
+        return facts, State(message)
+
+
+class Walk(NamedTuple):
+    """What was asked of the server, what was decided, and what was known then."""
+
+    asked: list[Question]
+    decision: Outcomes
+    state: State
+
+
+def walk(case: Case, answers: list[Answer], facts: Facts | None = None) -> Walk:
+    """Give these answers, the case's result and what the policy says to each question."""
+    own, state = case.delivery()
+    facts, left, asked = facts or own, list(answers), []
+    step = decide.first(facts, state)
+    while isinstance(step, Question):
+        answer: Any = None
+        if isinstance(step, Meet):
+            conflict = Conflict(
+                facts.key, step.busy.holder, step.busy.remaining,
+                state.message.deferrals, state.message.waited,
+            )  # fmt: skip
+            act = facts.policy.admit if step.admits else getattr(step.then, "act", step.then)
+            answer = act(conflict)
+        elif isinstance(step, HasResult):
+            answer = None if case.options.get("ignore_result") else case.result
+        else:
+            asked.append(step)
+            answer = left.pop(0)
+        state, step = decide.step(facts, state, step, answer)
+    assert not left
+    return Walk(asked, step, state)
+
+
+def plain(question: Question) -> Question:
+    """Without what the policy wanted before, and the note that the server leaves."""
+    return dataclasses.replace(question, wish=None) if hasattr(question, "wish") else question
 
 
 def policy(what: Policy, **more: Any) -> Case:
@@ -142,7 +169,7 @@ def deferred(countdown: float, outcome: Outcome = Outcome.DEFERRED, **more: Any)
 
 
 #: Facts and policy, the answers, the questions after the first, and the decision.
-TABLE: dict[str, tuple[Case, list[Answer], list[Question], Decision]] = {
+TABLE: dict[str, tuple[Case, list[Answer], list[Question], Outcomes]] = {
     "free": (NEW, [GOT], [], GO),
     # The server does not answer.
     "away": (NEW, [AWAY], [], PutOff(1.0, Outcome.UNAVAILABLE, cause=AWAY)),
@@ -156,11 +183,10 @@ TABLE: dict[str, tuple[Case, list[Answer], list[Question], Decision]] = {
     "away, and it fails": (on_error("raise"), [AWAY], [], CannotRun(AWAY)),
     "away, and nobody would run what is sent": (EAGER, [AWAY], [], CannotRun(AWAY)),
     # Other runs of the same task.
-    "its own run": (NEW, [OWN], [], deferred(1.0, Outcome.REDELIVERED, is_alone=False,
-                                             learned=BEHIND)),
+    "its own run": (NEW, [OWN], [], deferred(1.0, Outcome.REDELIVERED, is_alone=False)),
     "its own run, again": (
         Case(header={"deferrals": 9}), [OWN], [],
-        deferred(10.0, Outcome.REDELIVERED, is_alone=False, learned=BEHIND),
+        deferred(10.0, Outcome.REDELIVERED, is_alone=False),
     ),
     "its own run, around it": (EAGER, [OWN], [], GoUnlocked()),
     "its own run, of another queue's copy": (
@@ -168,7 +194,7 @@ TABLE: dict[str, tuple[Case, list[Answer], list[Question], Decision]] = {
     ),
     "its own run, of a copy that is left alone": (
         FANOUT_COPY, [OWN], [],
-        deferred(1.0, Outcome.REDELIVERED, is_alone=False, learned=BEHIND),
+        deferred(1.0, Outcome.REDELIVERED, is_alone=False),
     ),
     "its earlier attempt ends": (RETRY, [EARLIER, GOT], [AWAIT_EARLIER], GO),
     "its earlier attempt goes on": (
@@ -188,7 +214,7 @@ TABLE: dict[str, tuple[Case, list[Answer], list[Question], Decision]] = {
         Case({"ignore_result": True}), [done(notes.EXPECTS_RESULT, age=9.0)], [], DONE_ELSEWHERE,
     ),
     "its result is on the way": (
-        NEW, [done(notes.EXPECTS_RESULT)], [], PutOff(1.0, learned={"redelivered": True}),
+        NEW, [done(notes.EXPECTS_RESULT)], [], PutOff(1.0),
     ),
     "its process died after the body": (
         NEW, [done(notes.EXPECTS_RESULT, age=9.0), GOT], [RERUNS], GO,
@@ -198,7 +224,7 @@ TABLE: dict[str, tuple[Case, list[Answer], list[Question], Decision]] = {
     ),
     "it runs again, and another one has the lock": (
         NEW, [done(notes.EXPECTS_RESULT, age=9.0), BUSY], [RERUNS],
-        deferred(1.0, Outcome.REDELIVERED, is_alone=False, learned=BEHIND),
+        deferred(1.0, Outcome.REDELIVERED, is_alone=False),
     ),
     "it was sent again under its id": (NEW, [done(sent="other"), GOT], [AGAIN], GO),
     "it was sent after that": (
@@ -239,43 +265,45 @@ TABLE: dict[str, tuple[Case, list[Answer], list[Question], Decision]] = {
             "it came through a fanout exchange, to a queue of which this broker cannot give it"
             " back to this worker alone")),
     ),
-    "wait": (policy(Wait()), [BUSY, GOT], [Await(None)], Go(BUSY)),
+    "wait": (policy(Wait()), [BUSY, GOT], [Await(BUSY, None, SKIP)], Go(BUSY)),
     "wait in vain": (
-        policy(Wait(timeout=3, then=Raise())), [BUSY, BUSY], [Await(3)],
+        policy(Wait(timeout=3, then=Raise())), [BUSY, BUSY], [Await(BUSY, 3, Raise())],
         TurnedAway(Outcome.RAISED, HOLDER),
     ),
     "wait, and the server goes away": (
-        policy(Wait()), [BUSY, AWAY], [Await(None)], PutOff(1.0, Outcome.UNAVAILABLE, cause=AWAY),
+        policy(Wait()), [BUSY, AWAY], [Await(BUSY, None, SKIP)],
+        PutOff(1.0, Outcome.UNAVAILABLE, cause=AWAY),
     ),
     "wait, and it runs in another process": (
-        policy(Wait()), [BUSY, OWN], [Await(None)],
-        deferred(1.0, Outcome.REDELIVERED, is_alone=False, learned=BEHIND),
+        policy(Wait()), [BUSY, OWN], [Await(BUSY, None, SKIP)],
+        deferred(1.0, Outcome.REDELIVERED, is_alone=False),
     ),
     "wait for a message that needs the slot": (
         policy(Wait(timeout=3)), [BUSY, FOR_MESSAGE, PARKED],
-        [Await(3), Park(FOR_MESSAGE, give_up=3)], QUEUED,
+        [Await(BUSY, 3, SKIP), Park(FOR_MESSAGE, give_up=3, then=SKIP)], QUEUED,
     ),
     "wait for a message, and have waited before": (
-        policy(Wait(timeout=3), header={"gave_up": True}), [BUSY, FOR_MESSAGE], [Await(3)], SKIPPED,
+        policy(Wait(timeout=3), header={"gave_up": True}), [BUSY, FOR_MESSAGE],
+        [Await(BUSY, 3, SKIP)], SKIPPED,
     ),
-    "queue": (policy(Queue()), [BUSY, PARKED], [Park(BUSY)], QUEUED),
+    "queue": (policy(Queue()), [BUSY, PARKED], [Park(BUSY, then=SKIP)], QUEUED),
     "queue, of some length": (
-        policy(Queue(limit=2)), [BUSY, FULL], [Park(BUSY, limit=2)], SKIPPED,
+        policy(Queue(limit=2)), [BUSY, FULL], [Park(BUSY, limit=2, then=SKIP)], SKIPPED,
     ),
     "queue, and the lock is free by then": (
-        policy(Queue()), [BUSY, FREE, GOT], [Park(BUSY), FIRST], GO,
+        policy(Queue()), [BUSY, FREE, GOT], [Park(BUSY, then=SKIP), FIRST], GO,
     ),
     "queue, and it was free for a moment": (
         policy(Queue()), [BUSY, FREE, EARLIER, BUSY, PARKED],
-        [Park(BUSY), FIRST, AWAIT_EARLIER, Park(BUSY)], QUEUED,
+        [Park(BUSY, then=SKIP), FIRST, AWAIT_EARLIER, Park(BUSY, then=SKIP)], QUEUED,
     ),
     "queue, and the server goes away": (
-        policy(Queue()), [BUSY, AWAY], [Park(BUSY)],
+        policy(Queue()), [BUSY, AWAY], [Park(BUSY, then=SKIP)],
         PutOff(1.0, Outcome.UNAVAILABLE, cause=AWAY),
     ),
     "queue, and the server is not needed": (
-        Case({"on_conflict": Queue(), "on_redis_error": "run"}), [BUSY, AWAY], [Park(BUSY)],
-        GoUnlocked(AWAY),
+        Case({"on_conflict": Queue(), "on_redis_error": "run"}), [BUSY, AWAY],
+        [Park(BUSY, then=SKIP)], GoUnlocked(AWAY),
     ),
     "queue, and its wait is over": (
         policy(Queue(max_wait=5, then=Raise()), header={"since": 1.0}), [BUSY], [],
@@ -310,23 +338,68 @@ TABLE: dict[str, tuple[Case, list[Answer], list[Question], Decision]] = {
 }  # fmt: skip
 
 
-def decided(run: Scripted, answers: list[Answer]) -> Decision:
-    run.answers = list(answers)
-    found = run.understand(FIRST)
-    if isinstance(found, Decision):
-        return found
-    assert isinstance(found, Busy)
-    return decide(run.facts.policy, TaskConflict(run, found, run.understand))
-
-
 @pytest.mark.parametrize("name", TABLE)
 def test_a_delivery_goes_on_as_the_table_says(name):
     case, answers, questions, decision = TABLE[name]
-    run = case.run()
-    assert decided(run, answers) == decision
-    assert run.asked == [FIRST, *questions]
-    assert not run.answers
-    assert run.course is None  # nothing was done
+
+    walked = walk(case, answers)
+
+    assert walked.decision == decision
+    assert [plain(each) for each in walked.asked] == [FIRST, *questions]
+
+
+@pytest.mark.parametrize(("case", "answers", "redelivered", "sent"), [
+    (NEW, [OWN], True, ""),
+    (NEW, [done(notes.EXPECTS_RESULT, age=9.0), BUSY], True, ""),
+    (NEW, [done(notes.EXPECTS_RESULT)], True, "m"),
+    (NEW, [NEWER], False, "m"),
+    (RETRY, [EARLIER, EARLIER], False, "m"),
+])  # fmt: skip
+def test_the_next_message_of_a_copy_counts_as_a_copy(case, answers, redelivered, sent):
+    walked = walk(case, answers)
+    assert isinstance(walked.decision, PutOff)
+    message = walked.state.message
+    assert (message.redelivered, message.sent) == (redelivered, sent)
+
+
+@pytest.mark.parametrize(("answer", "may_be_there"), [
+    ([PARKED], True), ([AWAY], True), ([FULL], False), ([FREE, GOT], False), ([OWN], False),
+])  # fmt: skip
+def test_what_waits_in_the_room_may_be_there_unless_the_server_says_that_it_is_not(
+    answer, may_be_there
+):
+    state = walk(policy(Queue()), [BUSY, *answer]).state
+    assert state.parks_as == ("this:0.0" if may_be_there else "")
+    assert state.copied
+    assert state.may_have_copies
+
+
+def test_a_burst_waits_before_the_lock_is_asked_for():
+    quiet = Park(NOBODY, newest=True, quiet=(5.0, 60.0))
+    walked = walk(policy(Debounce(quiet=5, max_wait=60)), [PARKED])
+    assert (walked.asked, walked.decision) == ([quiet], Waits(Outcome.DEBOUNCED, None))
+    for later in (RETRY, Case(header={"parked": True}), FANOUT, EAGER):
+        case = later._replace(options={"on_conflict": Debounce()})
+        assert walk(case, [GOT]).asked == [FIRST]
+
+
+@pytest.mark.parametrize("result", [False, True])
+def test_a_message_that_only_ends_its_task_asks_for_no_lock(result):
+    by = {"task": "t", "task_id": "another"}
+    walked = walk(Case(header={"replaced_by": by}, result=result), [])
+    ends = DONE_ELSEWHERE if result else TurnedAway(Outcome.REPLACED, HOLDER)
+    assert (walked.asked, walked.decision) == ([], ends)
+
+
+def test_the_server_notes_an_end_that_it_finds_out_itself():
+    facts, state = policy(Skip()).delivery()
+    state = state._replace(may_have_copies=True)
+    asked = decide.first(facts, state)
+    assert asked == Try(note=notes.EXPECTS_RESULT)
+    for busy, is_noted in ((BUSY, True), (EARLIER, False)):
+        after, _ = decide.step(facts, state, asked, busy)
+        assert after.is_noted == is_noted
+        assert after.first_busy == busy
 
 
 class Mine(Policy):
@@ -339,49 +412,63 @@ class Mine(Policy):
         return self._act(conflict)
 
 
-@pytest.mark.parametrize(
-    "act", [lambda conflict: None, lambda conflict: conflict.wait(1.0), lambda conflict: "skip"]
-)
+@pytest.mark.parametrize("act", [lambda conflict: None, lambda conflict: True, lambda c: "skip"])
 def test_a_policy_that_decides_nothing_fails_the_task(act):
-    with pytest.raises(ConfigError, match=r"did not end the conflict: its act\(\) must return"):
-        decided(policy(Mine(act)).run(), [BUSY, GOT])
+    with pytest.raises(ConfigError, match=r"did not end the conflict: it returned .* Its act\(\)"):
+        walk(policy(Mine(act)), [BUSY])
 
 
-def test_a_policy_runs_nothing_without_the_lock():
-    with pytest.raises(RuntimeError, match="before wait"):
-        decided(policy(Mine(lambda conflict: conflict.run())).run(), [BUSY])
+def test_a_verb_that_is_not_returned_does_nothing():
+    def act(conflict: Any) -> Any:
+        conflict.park()
+        return conflict.skip()
+
+    assert walk(policy(Mine(act)), [BUSY]).decision == SKIPPED
 
 
 def test_a_policy_may_wait_and_then_do_something_else():
-    def act(conflict: Any) -> Any:
-        if conflict.wait(1.0):
-            return conflict.run()
+    def later(conflict: Any) -> Any:
         return conflict.defer(10) if conflict.deferrals < 3 else conflict.fail()
 
-    ends = {0: deferred(10), 3: TurnedAway(Outcome.RAISED, HOLDER)}
-    for deferrals, decision in ends.items():
-        run = policy(Mine(act), header={"deferrals": deferrals}).run()
-        assert decided(run, [BUSY, BUSY]) == decision
-    assert decided(policy(Mine(act)).run(), [BUSY, GOT]) == Go(BUSY)
+    def act(conflict: Any) -> Any:
+        return conflict.wait(timedelta(seconds=1), then=later)
+
+    for deferrals, decision in {0: deferred(10), 3: TurnedAway(Outcome.RAISED, HOLDER)}.items():
+        case = policy(Mine(act), header={"deferrals": deferrals})
+        assert walk(case, [BUSY, BUSY]).decision == decision
+    assert walk(policy(Mine(act)), [BUSY, GOT]).decision == Go(BUSY)
+
+
+@pytest.mark.parametrize(("act", "answer"), [
+    (lambda conflict: conflict.wait(1.0), BUSY), (lambda conflict: conflict.park(limit=1), FULL),
+])  # fmt: skip
+def test_without_a_then_a_task_that_waits_in_vain_is_skipped(act, answer):
+    assert walk(policy(Mine(act)), [BUSY, answer]).decision == SKIPPED
+
+
+@pytest.mark.parametrize("verb", ["wait", "park"])
+def test_what_acts_then_is_checked_where_it_is_given(verb):
+    conflict = Conflict("a key", None, 1.0)
+    given = {"timeout": 1.0} if verb == "wait" else {}
+    with pytest.raises(ConfigError, match="then='skip' must be a policy object"):
+        getattr(conflict, verb)(**given, then="skip")
 
 
 def test_a_policy_may_say_its_quiet_time_as_timedeltas():
     def act(conflict: Any) -> Any:
-        conflict.park(newest=True, quiet=(timedelta(seconds=5), timedelta(minutes=1)))
-        return conflict.run()
+        return conflict.park(newest=True, quiet=(timedelta(seconds=5), timedelta(minutes=1)))
 
-    run = policy(Mine(act)).run()
-    decided(run, [BUSY, PARKED])
-    assert run.asked == [FIRST, Park(BUSY, newest=True, quiet=(5.0, 60.0))]
+    asked = walk(policy(Mine(act)), [BUSY, PARKED]).asked
+    assert asked == [FIRST, Park(BUSY, newest=True, quiet=(5.0, 60.0))]
 
 
 @pytest.mark.parametrize("visible", [None, 60, 1])
 def test_no_countdown_is_longer_than_half_of_the_time_until_the_broker_delivers_again(visible):
-    run = Case(header={"deferrals": 99, "outages": 99}).run()
-    redelivery = run.facts.locks.redelivery
-    run.facts.locks.redelivery = redelivery._replace(after=visible)
+    case = Case(header={"deferrals": 99, "outages": 99})
+    facts, _ = case.delivery()
+    facts.locks.redelivery = facts.locks.redelivery._replace(after=visible)
     longest = math.inf if visible is None else max(visible / 2, 0.5)
     for answer, most in ((AWAY, 60.0), (OWN, 10.0)):
-        decision = decided(run, [answer])
+        decision = walk(case, [answer], facts).decision
         assert isinstance(decision, PutOff)
         assert decision.countdown == min(most, longest)

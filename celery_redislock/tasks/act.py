@@ -1,10 +1,14 @@
-"""Carries out what was decided about a delivery: publishes, stores and reports."""
+"""Carries out what was decided about a delivery: publishes, stores and reports. Each function
+returns how the delivery goes on in Celery, and raises whatever fails, such as the broker's error:
+the task then fails with that.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
-from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from celery.app.task import Context
@@ -14,33 +18,28 @@ from ..app.again import message_options, publish_again
 from ..app.brokers import broker_of
 from ..app.delivery import KEY, Delivery
 from ..app.entries import Entry
+from ..app.housekeeper import housekeeper
 from ..app.internals import least_countdown
 from ..app.outcomes import Outcome
 from ..app.results import store_skipped
 from ..app.times import seconds_until
 from ..errors import LockConflict, LockUnavailable, TaskReplaced, TaskSkipped
 from ..policies import Policy
+from ..protocol import notes
+from ..protocol.calls import mark_done
+from ..protocol.calls import turn_away as count_turned_away
 from ..protocol.claims import Parking
-from ..protocol.entries import slot_of
 from ..protocol.holders import Holder, successor_text
 from ..protocol.log import get_logger
-from ..verbs import NO_RESULT, Decision
+from ..verbs import NO_RESULT
 from . import room
-from .decisions import (
-    CannotRun,
-    Go,
-    GoUnlocked,
-    Park,
-    PutOff,
-    TurnedAway,
-    Waits,
-    longest_countdown,
-)
+from .decide import Go, GoUnlocked, Park, PutOff, TurnedAway, Waits, longest_countdown
 from .ends import AlreadyDone, Deferred, Expired, Skipped, Waiting
+from .facts import Facts
 from .locked import LockedTask
-from .record import RUNS, Course, Ends, Fails, Record, Returns, Runs
 from .refused import refused
 from .settle import End
+from .state import RUNS, Course, Ends, Fails, Returns, Runs, State
 
 logger = get_logger()
 
@@ -55,75 +54,86 @@ IN_TIME: Final = 1.0
 BACK_AFTER: Final = 3.0
 
 
-def carry_out(run: Record, decision: Decision) -> Course:
-    """Do what was decided. Returns how the delivery goes on in Celery.
-
-    Raises:
-        Exception: whatever fails, such as the broker. The task then fails with that error.
-    """
-    if run.parks_as and not isinstance(decision, Waits | PutOff):
-        # Perhaps only the answer got lost, and the task is in the room: it must not run from there.
-        ends = not isinstance(decision, CannotRun) or run.facts.acks_failures
-        run.call_off_copies(ends)
-    return _DEEDS[type(decision)](run, decision)
+# -- the body runs, or it cannot --------------------------------------------------------------
 
 
-def _go(run: Record, decision: Go) -> Course:
+def run_locked(facts: Facts, decision: Go) -> Course:
     if decision.waited_for is not None:
-        run.facts.tell_conflict(Outcome.WAITED, decision.waited_for.holder)
+        facts.tell_conflict(Outcome.WAITED, decision.waited_for.holder)
     return RUNS
 
 
-def _go_unlocked(run: Record, decision: GoUnlocked) -> Course:
+def run_unlocked(facts: Facts, decision: GoUnlocked) -> Course:
     error = decision.because
     if error is not None:
-        run.facts.tell(
-            Outcome.RUN_UNLOCKED, "redislock: %s runs WITHOUT its lock: %s", run, error,
+        facts.tell(
+            Outcome.RUN_UNLOCKED, "redislock: %s runs WITHOUT its lock: %s", facts, error,
             reason=error.reason,
         )  # fmt: skip
     return Runs(End.UNLOCKED)
 
 
-def _cannot_run(run: Record, decision: CannotRun) -> Course:
-    return Fails(decision.error)
-
-
 # -- it ends without a run --------------------------------------------------------------------
 
 
-def _turn_away(run: Record, decision: TurnedAway) -> Course:
-    outcome, holder, key = decision.outcome, decision.holder, run.facts.key
+def turn_away(facts: Facts, state: State, request: Any, decision: TurnedAway) -> Course:
+    """End the task without a run."""
+    outcome, holder, key = decision.outcome, decision.holder, facts.key
     if outcome in (Outcome.ALREADY_DONE, Outcome.RUNS_ELSEWHERE):
-        run.facts.tell_conflict(outcome, holder)
+        facts.tell_conflict(outcome, holder)
         return Ends(AlreadyDone())
     if outcome is Outcome.REPLACED:
         assert holder is not None
-        return end_replaced(run, holder)
+        course = end_replaced(facts, request, holder)
+        note_end(facts, state)
+        return course
     if decision.why:
-        logger.warning("redislock: %s is skipped: %s", run, decision.why)
+        logger.warning("redislock: %s is skipped: %s", facts, decision.why)
     # Note this before the result is stored: if it never is, a copy of the message runs.
-    if outcome is not Outcome.RAISED or run.facts.acks_failures:
-        run.note_end()
-    run.count_turned_away(holder)
-    run.facts.tell_conflict(outcome, holder)
+    if outcome is not Outcome.RAISED or facts.acks_failures:
+        note_end(facts, state)
+    _count_turned_away(facts, state, holder)
+    facts.tell_conflict(outcome, holder)
     if outcome is Outcome.SKIPPED_WITH_RESULT:
         return Returns(decision.result)
     if outcome is Outcome.RAISED:
         return Fails(refused(LockConflict(key, holder)), End.TURNED_AWAY)
-    return Ends(_store_end(run, TaskSkipped(key, holder)))
+    return Ends(_store_end(facts, request, TaskSkipped(key, holder)))
 
 
-def end_replaced(run: Record, by: Holder) -> Returns | Ends:
+def note_end(facts: Facts, state: State) -> None:
+    """Note that the task ends without a run, for other copies of its message: a copy that finds the
+    lock free must not run instead.
+    """
+    if not state.may_have_copies or state.is_noted:
+        return
+    note = mark_done(facts.claim, state.note_of(notes.EXPECTS_RESULT))
+    leave = partial(facts.locks.server.run, note, once=True)
+    try:
+        leave()
+    except LockUnavailable as exc:
+        logger.warning(
+            "redislock: a copy of %s may run until its end can be noted: %s", facts, exc.reason
+        )
+        housekeeper.add(leave, most=facts.claim.ttl)
+
+
+def _count_turned_away(facts: Facts, state: State, holder: Holder | None) -> None:
+    """Count that the task ends without a run, unless the server has counted that already."""
+    claim = facts.claim
+    if claim.history and not state.is_counted:
+        with contextlib.suppress(LockUnavailable):  # the count is one too low then
+            fence = None if holder is None else holder.fence
+            facts.locks.server.run(count_turned_away(claim, fence), once=True)
+
+
+def end_replaced(facts: Facts, request: Any, by: Holder) -> Returns | Ends:
     """End a task in favour of a newer run, with its policy's result if it has one."""
-    run.facts.tell_conflict(Outcome.REPLACED, by)
-    result = run.facts.policy.result_if_replaced
+    facts.tell_conflict(Outcome.REPLACED, by)
+    result = facts.policy.result_if_replaced
     if result is not NO_RESULT:
-        course: Returns | Ends = Returns(result)
-    else:
-        course = Ends(_store_end(run, TaskReplaced(run.facts.key, by)))
-    if not run.has_lock:
-        run.note_end()
-    return course
+        return Returns(result)
+    return Ends(_store_end(facts, request, TaskReplaced(facts.key, by)))
 
 
 def publish_replaced(
@@ -149,40 +159,64 @@ def _has_result(policy: Policy) -> bool:
     return policy.result_if_replaced is not NO_RESULT
 
 
-def _store_end(run: Record, error: TaskSkipped) -> Skipped:
-    if not run.facts.is_eager:
-        store_skipped(run.facts.task, run.request, error)
+def _store_end(facts: Facts, request: Any, error: TaskSkipped) -> Skipped:
+    if not facts.is_eager:
+        store_skipped(facts.task, request, error)
     return Skipped(error)
 
 
 # -- it is published again --------------------------------------------------------------------
 
 
-def _put_off(run: Record, decision: PutOff) -> Course:
-    """Publish the task again, to be run after a countdown; or end it, if it would expire before.
+def countdown_of(facts: Facts, decision: PutOff) -> float:
+    """Seconds until the next message is to be received.
 
-    A message that expires is dropped by RabbitMQ, and its task would have no result. With a broker
-    that redelivers what is not acknowledged in time, the countdown is at most half of that time: a
-    message that sleeps for longer is delivered twice, and each copy would be put off in turn.
+    With a broker that redelivers what is not acknowledged in time, it is at most half of that time:
+    a message that sleeps for longer is delivered twice, and each copy would be put off in turn.
     """
-    facts, cause = run.facts, decision.cause
-    if decision.comes_anew:
-        run.give_up_kept()
-    if decision.learned:
-        run.learn(**decision.learned)
     longest = longest_countdown(facts.locks.redelivery.after)
     countdown = min(decision.countdown * random.uniform(1.0, SPREAD), longest)
     left = seconds_until(facts.raw.get("expires"))
-    if cause is not None and left is not None and left > 2 * IN_TIME:
+    if decision.cause is not None and left is not None and left > 2 * IN_TIME:
         countdown = min(countdown, left - IN_TIME)  # the server may answer any moment
-    ahead = countdown if decision.is_alone and not run.delivery.redelivered else 0.0
-    if left is not None and left < ahead:
-        run.note_end()
-        room.end_expired(facts.task, facts.claim.keys, run.request, facts.label)
-        return Ends(Expired())
-    _say_put_off(run, decision)
-    header = run.next_header(outage=cause is not None)
-    return _publish(facts.task, facts.raw, run.request, run.delivery, header, countdown, cause)
+    return countdown
+
+
+def expires_before(facts: Facts, state: State, decision: PutOff, countdown: float) -> bool:
+    """Whether the next message would expire before it is received: RabbitMQ would drop it, and its
+    task would have no result.
+    """
+    left = seconds_until(facts.raw.get("expires"))
+    ahead = countdown if decision.is_alone and not state.message.redelivered else 0.0
+    return left is not None and left < ahead
+
+
+def end_expired(facts: Facts, state: State, request: Any) -> Course:
+    """End a task that would expire before its next message is received."""
+    note_end(facts, state)
+    room.end_expired(facts.task, facts.claim.keys, request, facts.label)
+    return Ends(Expired())
+
+
+def put_off(
+    facts: Facts,
+    request: Any,
+    message: Delivery,
+    header: dict[str, Any],
+    countdown: float,
+    decision: PutOff,
+) -> Course:
+    """Publish the task again, with this header, to be run after this countdown."""
+    outcome, cause = decision.outcome, decision.cause
+    if cause is not None:
+        facts.tell(
+            Outcome.UNAVAILABLE,
+            "redislock: %s is deferred for %.1f s: %s", facts, countdown, cause,
+            logged={"reason": cause.reason}, countdown=countdown,
+        )  # fmt: skip
+    elif outcome is not None:
+        facts.tell_conflict(outcome, decision.holder, countdown)
+    return _publish(facts.task, facts.raw, request, message, header, countdown, cause)
 
 
 def give_back(task: LockedTask, raw: dict[str, Any], args: Any, kwargs: Any) -> Course:
@@ -204,17 +238,6 @@ def give_back(task: LockedTask, raw: dict[str, Any], args: Any, kwargs: Any) -> 
         task.name, request.id, countdown,
     )  # fmt: skip
     return _publish(task, raw, request, delivery, {KEY: raw[KEY]}, countdown)
-
-
-def _say_put_off(run: Record, decision: PutOff) -> None:
-    outcome, countdown, cause = decision.outcome, decision.countdown, decision.cause
-    if cause is not None:
-        run.facts.tell(
-            Outcome.UNAVAILABLE, "redislock: %s is deferred for %.1f s: %s", run, countdown, cause,
-            logged={"reason": cause.reason}, countdown=countdown,
-        )  # fmt: skip
-    elif outcome is not None:
-        run.facts.tell_conflict(outcome, decision.holder, countdown)
 
 
 def _publish(
@@ -245,47 +268,34 @@ def _publish(
 # -- it waits in the room ---------------------------------------------------------------------
 
 
-def parking_of(run: Record, question: Park) -> Parking:
+def parking_of(facts: Facts, state: State, request: Any, question: Park) -> Parking:
     """The data that put the task into the waiting room."""
-    facts, delivery, request = run.facts, run.delivery, run.request
-    task, label = facts.task, facts.label
-    header = delivery.parked_header(broker_of(task.app), label, _has_result(facts.policy))
-    options = message_options(facts.raw, request, header, delivery)
-    entry = Entry.of(task, request.args, request.kwargs, options, delivery.content_type)
-    grace, is_newest = question.grace, question.newest and not facts.began
-    # A task that began is older than the newest: it waits beside its task's pending slot.
-    member = facts.claim.member or (slot_of(task.name) if is_newest else facts.claim.entry_id)
+    message, task = state.message, facts.task
+    header = message.parked_header(broker_of(task.app), facts.label, _has_result(facts.policy))
+    options = message_options(facts.raw, request, header, message)
+    entry = Entry.of(task, request.args, request.kwargs, options, message.content_type)
+    grace = question.grace
     return Parking(
         entry.sealed(task.app, facts.key).dump(),
-        member=member,
-        arrived=delivery.arrived,
-        received=delivery.received,
-        receipt=delivery.receipt,
+        member=state.parks_as,
+        arrived=message.arrived,
+        received=message.received,
+        receipt=message.receipt,
         limit=question.limit,
         give_up=question.give_up,
-        in_front=delivery.parked or grace is not None or (question.newest and facts.began),
+        in_front=message.parked or grace is not None or (question.newest and facts.began),
         replace=(successor_text(task.name, facts.claim.task_id), grace),
         quiet=question.quiet,
     )
 
 
-def _wait_in_room(run: Record, decision: Waits) -> Course:
-    facts = run.facts
+def wait_in_room(facts: Facts, decision: Waits) -> Course:
+    """The task is in the room: report that."""
     if decision.outcome is Outcome.DEBOUNCED:
         facts.tell(
             Outcome.DEBOUNCED, "redislock: %s is debounced: it waits under %s until no newer call"
-            " has come for a while", run, facts.key, details={}, holder=None,
+            " has come for a while", facts, facts.key, details={}, holder=None,
         )  # fmt: skip
     else:
         facts.tell_conflict(decision.outcome, decision.holder)
     return Ends(Waiting(), End.PUT_OFF)
-
-
-_DEEDS: Final[dict[type[Decision], Callable[[Record, Any], Course]]] = {
-    Go: _go,
-    GoUnlocked: _go_unlocked,
-    CannotRun: _cannot_run,
-    TurnedAway: _turn_away,
-    PutOff: _put_off,
-    Waits: _wait_in_room,
-}

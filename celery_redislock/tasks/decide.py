@@ -1,0 +1,544 @@
+"""Decides what becomes of a delivery: what to ask next, or how it ends.
+
+`first` and `step` map values to values. `life` asks the questions: of the lock server, of the
+result backend, and of the task's policy, whose answer is a value too. `act` carries the decision
+out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Final, TypeAlias
+
+from ..app.outcomes import Outcome
+from ..errors import ConfigError, LockUnavailable
+from ..protocol import notes
+from ..protocol.claims import Acquired, Busy, Done, Free, Full, Older, Parked
+from ..protocol.entries import slot_of
+from ..protocol.holders import Holder
+from ..verbs import (
+    NO_RESULT,
+    Then,
+    ToDefer,
+    ToFail,
+    ToPark,
+    ToReplace,
+    ToSkip,
+    ToWait,
+)
+from .facts import Facts
+from .state import State
+
+#: Seconds that a retry waits in its pool slot for its earlier attempt to end.
+EARLIER: Final = 1.0
+#: Seconds for which a finished attempt's result may still be on its way to the backend.
+RESULT_DUE: Final = 5.0
+#: The longest pause in seconds between two tries while the lock server is not available.
+MOST_OUTAGE: Final = 60.0
+#: Seconds for which a task is put off at least, however soon the broker redelivers.
+SHORTEST: Final = 0.5
+#: Seconds that are left to a task whose time in the waiting room is over.
+NO_TIME: Final = 0.001
+#: The relations, see `acquire.lua`, of a holder whose duplicate the task need not be: it may be a
+#: run of this very task.
+NO_DUPLICATE: Final = ("own", "earlier", "newer")
+
+
+# -- how it ends ------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Go:
+    """The body runs under the lock.
+
+    Attributes:
+        waited_for: the lock server's last answer before the task acquired the lock by waiting in
+            its pool slot; None if it did not wait.
+    """
+
+    waited_for: Busy | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GoUnlocked:
+    """The body runs without a lock of its own.
+
+    Attributes:
+        because: the lock server's error; None if the eager run around this one has the lock.
+    """
+
+    because: LockUnavailable | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TurnedAway:
+    """The task ends without a run.
+
+    Attributes:
+        outcome: the outcome that is reported.
+        holder: the holder that turned it away.
+        result: what the task returns, if it is skipped with a result.
+        why: the reason for a WARNING, if the policy wanted something else.
+    """
+
+    outcome: Outcome
+    holder: Holder | None = None
+    result: Any = NO_RESULT
+    why: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PutOff:
+    """The message is published again, to be received after a countdown.
+
+    Attributes:
+        countdown: seconds, without the random part.
+        outcome: the outcome that is reported, if any.
+        holder: the lock's holder, if that is the reason.
+        cause: the lock server's error, if that is the reason.
+        is_alone: no other run of the task is known that may still give it a result.
+        comes_anew: the task will ask anew, so what is kept for its message is given up.
+    """
+
+    countdown: float
+    outcome: Outcome | None = None
+    holder: Holder | None = None
+    cause: LockUnavailable | None = None
+    is_alone: bool = True
+    comes_anew: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Waits:
+    """The task waits in the lock's waiting room.
+
+    Attributes:
+        outcome: the outcome that is reported.
+        holder: the lock's holder.
+    """
+
+    outcome: Outcome
+    holder: Holder | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CannotRun:
+    """The task fails without a run.
+
+    Attributes:
+        error: the error with which it fails.
+    """
+
+    error: Exception
+
+
+Outcomes: TypeAlias = Go | GoUnlocked | TurnedAway | PutOff | Waits | CannotRun
+GO: Final = Go()
+
+
+# -- what is asked ----------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Await:
+    """Wait for the lock in the pool slot. See `Conflict.wait`.
+
+    Attributes:
+        busy: the answer that the task acts on.
+        timeout: seconds; None waits for ever.
+        then: what acts after the timeout.
+    """
+
+    busy: Busy
+    timeout: float | None
+    then: Then = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Park:
+    """Wait in the waiting room, unless the lock is free by now. See `Conflict.park`, `.replace`.
+
+    Attributes:
+        busy: the answer that the task acts on.
+        limit: how many may wait.
+        give_up: seconds for which the task waits; None for ever.
+        newest: the task takes the place of waiting tasks with the same name.
+        grace: the holder must end within so many seconds; None leaves the holder alone.
+        quiet: seconds without a newer call after which the task gets its chance, and seconds since
+            the first of these calls after which it does in any case; None: as soon as the lock is
+            free.
+        then: what acts if the room is full.
+    """
+
+    busy: Busy
+    limit: int | None = None
+    give_up: float | None = None
+    newest: bool = False
+    grace: float | None = None
+    quiet: tuple[float, float] | None = None
+    then: Then = None
+
+    @property
+    def outcome(self) -> Outcome:
+        if self.grace is not None:
+            return Outcome.REPLACING
+        if self.quiet is not None:
+            return Outcome.DEBOUNCED
+        return Outcome.COALESCED if self.newest else Outcome.QUEUED
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Try:
+    """Ask for the lock once.
+
+    Attributes:
+        again: acquire the lock even if this attempt is known to have run before.
+        reruns: this attempt has run before, and its result is missing.
+        note: the done note that the server leaves if the task is a duplicate, which then can only
+            end; or "".
+        wish: what the policy wants, if that could not be done yet.
+    """
+
+    again: bool = False
+    reruns: bool = False
+    note: str = ""
+    wish: Await | Park | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AwaitEarlier:
+    """Wait in the pool slot for the task's earlier attempt, which published this one.
+
+    Attributes:
+        timeout: seconds.
+        wish: see `Try`.
+    """
+
+    timeout: float
+    wish: Await | Park | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HasResult:
+    """Ask the result backend whether a result of the task is stored. The answer is None if no
+    result can prove that the task has ended.
+
+    Attributes:
+        done: the lock server's answer that leaves this open; None: the message was published again
+            only to end its task, which was replaced.
+        wish: see `Try`.
+    """
+
+    done: Done | None = None
+    wish: Await | Park | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Meet:
+    """Ask the policy what the task does as a duplicate.
+
+    Attributes:
+        then: the policy, or the function of the conflict.
+        busy: the answer that the task acts on.
+        admits: ask whether the lock is to be asked for at all: the answer may be None.
+        leaves: the task gave up its place in the waiting room.
+    """
+
+    then: Then
+    busy: Busy
+    admits: bool = False
+    leaves: bool = False
+
+
+Question: TypeAlias = Try | Await | AwaitEarlier | Park | HasResult | Meet
+#: The answers of the lock server. `LockUnavailable` is one too: it did not reply in time.
+Answer: TypeAlias = Acquired | Busy | Done | Parked | Free | Full | Older | LockUnavailable
+Step: TypeAlias = Question | Outcomes
+FIRST: Final = Try()
+#: What a policy gets that is asked before the lock server is.
+NOBODY: Final = Busy(None, 0.0, "other")
+
+
+def first(facts: Facts, state: State) -> Step:
+    """The first step of a delivery."""
+    message = state.message
+    if message.replaced_by is not None:
+        return HasResult()
+    if facts.policy.admits:
+        is_later = message.parked or facts.claim.attempt or facts.claim.nesting
+        # In the room, the copies of a fanout exchange would be one entry.
+        if not (facts.is_eager or message.fanout or is_later):
+            return Meet(facts.policy, NOBODY, admits=True)
+    return _try(facts, state)
+
+
+def step(facts: Facts, state: State, asked: Question, answer: Any) -> tuple[State, Step]:
+    """What follows from an answer.
+
+    Args:
+        facts: what is known of the delivery.
+        state: what was known of it when the question was asked.
+        asked: the question.
+        answer: an `Answer` of the lock server; to `HasResult` a bool or None; to `Meet` what the
+            policy returned.
+
+    Raises:
+        ConfigError: the policy returned no decision.
+    """
+    if isinstance(asked, Meet):
+        return _met(facts, state, asked, answer)
+    if isinstance(asked, HasResult):
+        return _looked_up(facts, state, asked, answer)
+    wish = asked if isinstance(asked, Await | Park) else asked.wish
+    if isinstance(answer, Acquired):
+        return state, Go(wish.busy) if isinstance(wish, Await) else GO
+    if isinstance(asked, Park) and not isinstance(answer, Parked | LockUnavailable):
+        state = state._replace(parks_as="")
+    if isinstance(answer, LockUnavailable):
+        return state, _unavailable(facts, state, answer)
+    if isinstance(answer, Busy):
+        state = _heard(facts, state, asked, answer)
+    if state.message.fanout and _is_another_queues(state, answer):
+        return state, _as_copy(answer)
+    if isinstance(answer, Busy):
+        return _busy(facts, state, asked, wish, answer)
+    if isinstance(answer, Done):
+        return _done(facts, state, wish, answer)
+    if isinstance(answer, Free):
+        return state, _try(facts, state, wish)
+    if isinstance(answer, Older):
+        by = answer.holder or Holder(task=facts.task.name, task_id=answer.task_id)
+        return state, TurnedAway(Outcome.REPLACED, by)
+    assert isinstance(asked, Park)
+    if isinstance(answer, Full):
+        return state, _then(asked.then, asked.busy)
+    return state, Waits(asked.outcome, asked.busy.holder)
+
+
+# -- the lock server's answers ----------------------------------------------------------------
+
+
+def _try(facts: Facts, state: State, wish: Await | Park | None = None) -> Try:
+    """Ask for the lock. If a conflict can end in one way only, the server notes that end as it
+    answers.
+    """
+    policy = facts.policy
+    is_noted = (
+        policy.turns_away
+        and state.may_have_copies
+        and not state.reruns
+        and (not policy.fails or facts.acks_failures)
+    )
+    if not is_noted:
+        return FIRST if wish is None else Try(wish=wish)
+    return Try(note=state.note_of(notes.EXPECTS_RESULT), wish=wish)
+
+
+def _heard(facts: Facts, state: State, asked: Question, busy: Busy) -> State:
+    if isinstance(asked, Try) and not asked.again and busy.relation not in NO_DUPLICATE:
+        state = state._replace(is_noted=bool(asked.note), is_counted=facts.claim.turned_away)
+    return state if state.first_busy is not None else state._replace(first_busy=busy)
+
+
+def _busy(
+    facts: Facts, state: State, asked: Question, wish: Await | Park | None, busy: Busy
+) -> tuple[State, Step]:
+    is_own, is_earlier = busy.relation == "own", busy.relation == "earlier"
+    if facts.is_eager and (is_own or is_earlier):
+        return state, GoUnlocked()  # a retry runs inside its earlier attempt, under that one's lock
+    if is_own or (state.reruns and not is_earlier):
+        # Not a duplicate, but a copy: its task's run has the lock, or has run to its end. If the
+        # holder dies, this copy is all that is left of the task. We clear `sent`: whatever the
+        # message's identity, it counts as a copy of what runs under its id.
+        copy = state.learn(redelivered=True, sent="")
+        return copy, _behind(facts, copy, Outcome.REDELIVERED, busy)
+    if busy.relation == "newer" and not (facts.is_eager or state.message.cannot_come_back):
+        return state, _behind(facts, state, Outcome.DEFERRED, busy)
+    if not is_earlier:
+        return _conflict(facts, state, wish, busy)
+    if isinstance(asked, AwaitEarlier):
+        return state, _behind(facts, state, Outcome.RETRIED_EARLY, busy)
+    return state, AwaitEarlier(min(EARLIER, facts.claim.ttl / 3), wish)
+
+
+def _behind(facts: Facts, state: State, outcome: Outcome, busy: Busy) -> PutOff:
+    """Put the task off until its other run, which has the lock, may have ended."""
+    countdown = backoff(state.message.deferrals, facts.claim.ttl / 3, facts)
+    return PutOff(countdown, outcome, busy.holder, is_alone=False)
+
+
+def _done(facts: Facts, state: State, wish: Await | Park | None, done: Done) -> tuple[State, Step]:
+    """End a copy of a message whose task has run; run what is no copy, or whose run died."""
+    message, note = state.message, done.note
+    if note.replaced_by is not None:
+        # The replaced run may have ended within its grace, with a result of its own.
+        by = TurnedAway(Outcome.REPLACED, note.replaced_by)
+        return state, HasResult(done, wish) if facts.began else by
+    if note.is_of_another_message(message.sent):
+        return state, Try(again=True, wish=wish)
+    # A task may be sent again under the same id, after its run ended. That can be told from a copy
+    # only if this broker says which messages are copies.
+    says_copies = message.sent or not facts.locks.redelivery.copies_any_time
+    is_copy = message.redelivered or note.is_of(message.sent) or not says_copies
+    if not is_copy and max(message.age, message.waited) < done.age:
+        return state, Try(again=True, wish=wish)
+    if note.kind == notes.ENDED:
+        return state, _as_copy(done)
+    if note.kind == notes.PUBLISHING:
+        return _died(state, done, wish)
+    return state, HasResult(done, wish)
+
+
+def _looked_up(
+    facts: Facts, state: State, asked: HasResult, has_result: bool | None
+) -> tuple[State, Step]:
+    done = asked.done
+    by = state.message.replaced_by if done is None else done.note.replaced_by
+    if by is not None:
+        ends = _as_copy(done) if has_result else TurnedAway(Outcome.REPLACED, by)
+        return state, ends
+    assert done is not None
+    # Its result is stored, and what follows it is published.
+    if has_result is not False:
+        return state, _as_copy(done)
+    return _died(state, done, asked.wish)
+
+
+def _died(state: State, done: Done, wish: Await | Park | None) -> tuple[State, Step]:
+    """The process died after the body, before Celery stored the result or published what follows;
+    or that is still under way.
+    """
+    copy = state.learn(redelivered=True)
+    if done.age < RESULT_DUE:
+        # The next message must count as a copy too, though it is received later.
+        return copy, PutOff(1.0)
+    return copy._replace(reruns=True), Try(again=True, reruns=True, wish=wish)
+
+
+def _is_another_queues(state: State, answer: Answer) -> bool:
+    """Whether another queue's copy of the message runs or has run: a task sent once runs once. A
+    redelivered copy does not count, since it may be all that is left of the task.
+    """
+    is_own = isinstance(answer, Done) or (isinstance(answer, Busy) and answer.relation == "own")
+    return is_own and not state.message.redelivered
+
+
+def _as_copy(answer: Answer | None) -> TurnedAway:
+    if isinstance(answer, Busy):
+        return TurnedAway(Outcome.RUNS_ELSEWHERE, answer.holder)
+    return TurnedAway(Outcome.ALREADY_DONE)
+
+
+def _unavailable(facts: Facts, state: State, error: LockUnavailable) -> Step:
+    choice = facts.options.on_redis_error
+    if choice == "run":
+        return GoUnlocked(error)
+    if choice == "raise" or facts.is_eager:
+        return CannotRun(error)
+    countdown = backoff(state.message.outages, MOST_OUTAGE, facts)
+    return PutOff(countdown, Outcome.UNAVAILABLE, cause=error)
+
+
+# -- a conflict, and what the policy wants ----------------------------------------------------
+
+
+def _conflict(
+    facts: Facts, state: State, wish: Await | Park | None, busy: Busy
+) -> tuple[State, Step]:
+    """Somebody else has the lock: what follows, if the policy was asked already what it wants."""
+    if wish is None:
+        return state, Meet(facts.policy, busy, leaves=state.message.gave_up)
+    if isinstance(wish, Park):  # the lock was free for a moment
+        return _to_room(facts, state, dataclasses.replace(wish, busy=busy))
+    if not busy.for_message or state.message.gave_up or facts.is_eager:
+        return state, _then(wish.then, busy)
+    # The message that the lock is kept for needs a pool slot, perhaps this one.
+    return _to_room(facts, state, Park(busy, give_up=wish.timeout, then=wish.then))
+
+
+def _then(then: Then, busy: Busy) -> Step:
+    return TurnedAway(Outcome.SKIPPED, busy.holder) if then is None else Meet(then, busy)
+
+
+def _met(facts: Facts, state: State, asked: Meet, verb: Any) -> tuple[State, Step]:
+    """Carry the policy's wish out, as far as this delivery allows it."""
+    busy = asked.busy
+    if isinstance(verb, ToSkip):
+        return state, _skip(busy.holder, verb.result)
+    if isinstance(verb, ToWait):
+        return state.waits(), Await(busy, verb.timeout, verb.then)
+    if isinstance(verb, ToPark):
+        give_up = None
+        if verb.max_wait is not None:
+            give_up = max(verb.max_wait - state.message.waited, NO_TIME)
+        park = Park(busy, verb.limit, give_up, verb.newest, quiet=verb.quiet, then=verb.then)
+        return _to_room(facts, state, park)
+    if isinstance(verb, ToReplace):
+        if facts.claim.attempt or facts.claim.nesting:
+            # The holder started after this task did.
+            return state, _skip(busy.holder, facts.policy.result_if_replaced)
+        # A copy of a message whose run died must not end newer runs: it runs after them.
+        is_old = facts.began and state.message.arrived is None
+        park = Park(busy, newest=True, grace=None if is_old else verb.grace)
+        return _to_room(facts, state, park)
+    if isinstance(verb, ToDefer):
+        return state, _defer(facts, state, busy, verb.countdown)
+    if isinstance(verb, ToFail):
+        return state, TurnedAway(Outcome.RAISED, busy.holder)
+    if verb is None and asked.admits:
+        return state, _try(facts, state)
+    raise ConfigError(
+        f"on_conflict={asked.then!r} did not end the conflict: it returned {verb!r}. Its act() must"
+        " return what a verb of the conflict returns, such as conflict.skip() or"
+        " conflict.wait(30, then=Skip())"
+    )
+
+
+def _skip(holder: Holder | None, result: Any = NO_RESULT) -> TurnedAway:
+    outcome = Outcome.SKIPPED if result is NO_RESULT else Outcome.SKIPPED_WITH_RESULT
+    return TurnedAway(outcome, holder, result)
+
+
+def _defer(facts: Facts, state: State, busy: Busy, countdown: float) -> Step:
+    if facts.is_eager:
+        return _skip(busy.holder)  # nobody would run what is published
+    if state.message.cannot_come_back:
+        why = (
+            "it came through a fanout exchange, to a queue of which this broker cannot give it"
+            " back to this worker alone"
+        )
+        return TurnedAway(Outcome.SKIPPED, busy.holder, why=why)
+    return PutOff(countdown, Outcome.DEFERRED, busy.holder, comes_anew=True)
+
+
+def _to_room(facts: Facts, state: State, park: Park) -> tuple[State, Step]:
+    """Put the task into the waiting room, where that is possible."""
+    if facts.is_eager:  # nobody would run what is published
+        return state, _skip(park.busy.holder, facts.policy.result_if_replaced)
+    if state.message.fanout:
+        # In the room the copies would be one entry; at its turn, their queues may be gone.
+        if park.give_up is not None and park.give_up <= NO_TIME:
+            return state, _then(park.then, park.busy)
+        countdown = backoff(state.message.deferrals, facts.claim.ttl / 3, facts)
+        return state, _defer(facts, state, park.busy, countdown)
+    # A task that began is older than the newest: it waits beside its task's pending slot.
+    own = slot_of(facts.task.name) if park.newest and not facts.began else facts.claim.entry_id
+    return state.waits().arrives(facts.began).parks(facts.claim.member or own), park
+
+
+# -- pauses -----------------------------------------------------------------------------------
+
+
+def backoff(tries: int, most: float, facts: Facts) -> float:
+    """Seconds until the next try: 1, 2, 4 and so on, up to `most`."""
+    longest = longest_countdown(facts.locks.redelivery.after)
+    return min(2.0 ** min(tries, 10), most, longest)
+
+
+def longest_countdown(visible: float | None) -> float:
+    """The longest countdown in seconds.
+
+    Args:
+        visible: seconds after which the broker redelivers; None if it never does by time.
+    """
+    return float("inf") if visible is None else max(visible / 2, SHORTEST)

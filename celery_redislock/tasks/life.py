@@ -1,0 +1,535 @@
+"""The life of one delivery of a locked task: what is known, asked, decided, done, and held.
+
+The lock is acquired before Celery's tracer is entered, so that nothing of the task runs without it.
+It is released as the body ends: after that Celery publishes callbacks and chain links, which may
+need the lock, and stores the result.
+
+The functions around the body have a local `__tracebackhide__`: tools such as Sentry and pytest
+leave their frames out. Else all errors would begin with these, by which they are grouped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NoReturn
+
+from celery.app.task import Context
+from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
+
+from ..app.delivery import KEY, Delivery, Kept, is_from_newer, take_header
+from ..app.housekeeper import housekeeper
+from ..app.internals import as_running
+from ..app.outcomes import Outcome, is_heard
+from ..app.results import is_ready, proves_nothing
+from ..app.settings import AppLocks
+from ..errors import LockUnavailable
+from ..lock.lease import Heir, Lease
+from ..protocol import notes, past
+from ..protocol.calls import Release, mark_done, settle
+from ..protocol.claims import Busy, Free, Parked, Place, Settled
+from ..protocol.clock import clock
+from ..protocol.log import get_logger
+from ..protocol.rooms import park
+from ..verbs import Conflict
+from . import act, decide, lost, room
+from . import body as bodies
+from .abort import Abort
+from .current import lock_of_body
+from .decide import (
+    GO,
+    Answer,
+    Await,
+    AwaitEarlier,
+    CannotRun,
+    GoUnlocked,
+    HasResult,
+    Meet,
+    Outcomes,
+    Park,
+    PutOff,
+    Question,
+    Try,
+    TurnedAway,
+    Waits,
+)
+from .ends import LEASE
+from .facts import Facts, may_have_copies
+from .limits import only_logged, surely
+from .locked import LockedTask
+from .settle import End, settle_kept
+from .state import BEGUN, NOT_RUN, RUNS, Course, Ends, Fails, Returns, Runs, State
+
+logger = get_logger()
+
+
+def _raise(error: Exception) -> NoReturn:
+    """Raise an error of ours in a frame that tools show: they group errors by frames."""
+    raise error
+
+
+class Life:
+    """The life of a delivery, and the owner of all that it holds. Nothing else assigns these.
+
+    Args:
+        task: the task.
+        raw: the request as Celery hands it to the tracer.
+
+    Attributes:
+        facts: what never changes.
+        state: what is known of it; a later state replaces it.
+        kept: what is kept for the message, until it is settled or moves to the next message.
+        lease: the lease; its fence is 0 while the lock is not acquired.
+        course: how the delivery goes on in Celery; None while that is not known.
+        ran: how the body ended.
+        is_over: all that the delivery held is settled.
+    """
+
+    # Class attributes: an instance is made for each task that runs, and few need other values.
+    facts: Facts = None  # type: ignore[assignment]
+    state: State = None  # type: ignore[assignment]
+    lease: Lease = None  # type: ignore[assignment]
+    course: Course | None = None
+    ran = NOT_RUN
+    is_over = False
+    _request: Any = None
+    _abort: Abort | None = None
+    #: When the lock was asked for, on `clock`.
+    _asked_at = 0.0
+    #: Knows what ran before, once that may have been changed.
+    _running: as_running | None = None
+    #: The server's reply to the release, until the next message has been published.
+    _following: Settled | None = None
+    _completed = _is_settled = False
+
+    def __init__(self, task: LockedTask, raw: dict[str, Any]) -> None:
+        self._task = task
+        self._raw = raw
+        self.kept = Kept.of(raw) if KEY in raw else None
+
+    def __str__(self) -> str:
+        return str(self.facts or f"{self._task.name}[{self._raw.get('id')}]")
+
+    @property
+    def _name(self) -> tuple[str, str]:
+        """The delivery and its lock, for a line in the log."""
+        lock_id = self.kept.lock_id if self.kept is not None else ""
+        return str(self), self.facts.key if self.facts is not None else lock_id
+
+    @property
+    def request(self) -> Any:
+        """The task's request: Celery's own, once it has made the one under which the body runs."""
+        if self._request is None:
+            facts = self.facts
+            self._request = Context(
+                facts.raw, args=facts.args, kwargs=facts.kwargs, called_directly=False
+            )
+        return self._request
+
+    def as_current(self) -> contextlib.AbstractContextManager[None]:
+        """Make this the running task, for receivers, policies and log lines."""
+        if self.facts.is_eager:
+            return contextlib.nullcontext()
+        running = as_running(self._task, self.request)
+        self._running = self._running or running
+        return running
+
+    def live(
+        self,
+        args: Any,
+        kwargs: Mapping[str, Any],
+        trace: Callable[[Life], Any],
+        request: Any = None,
+    ) -> Any:
+        """The whole of it, in the order in which it happens.
+
+        Args:
+            args: the call's arguments.
+            kwargs: its keyword arguments.
+            trace: Celery's part, which calls `call` where the body is to run.
+            request: the request of an eager run.
+        """
+        __tracebackhide__ = True
+
+        def life() -> Any:
+            __tracebackhide__ = True
+            try:
+                self.course = self._find_course(args, kwargs, request)
+            except Exception as exc:
+                try:
+                    self._end_by(exc)
+                except SoftTimeLimitExceeded as limit:
+                    self.course = Fails(limit)
+            except BaseException as exc:
+                self.course = Ends(exc, End.COMES_BACK)  # the worker ends
+                raise
+            result = trace(self)
+            self._completed = True
+            return result
+
+        return surely(life, self._settle, self)
+
+    def _find_course(self, args: Any, kwargs: Mapping[str, Any], request: Any) -> Course:
+        """Ask until it is decided how the delivery goes on, and do what was decided."""
+        locks = self._task.app_locks
+        if locks.enabled and is_from_newer(self._raw):
+            return act.give_back(self._task, self._raw, args, kwargs)
+        if not self._task._takes_lock(locks, is_eager=request is not None):
+            return self._go_without(args, kwargs)
+        self._learn_facts(locks, args, kwargs, request)
+        step = decide.first(self.facts, self.state)
+        while isinstance(step, Question):
+            answer = self._ask(step)
+            self.state, step = decide.step(self.facts, self.state, step, answer)
+        if step is GO:
+            return RUNS
+        with self.as_current():
+            return self._act(step)
+
+    # -- facts ----------------------------------------------------------------------------
+
+    def _learn_facts(
+        self, locks: AppLocks, args: Any, kwargs: Mapping[str, Any], request: Any
+    ) -> None:
+        task, raw, is_eager = self._task, self._raw, request is not None
+        if task._redislock_error is not None:
+            task._refuse_if_misconfigured()
+        self._request = request
+        message = Delivery.take_from(raw)
+        self.facts = facts = Facts(task, locks, raw, message, self.kept, args, kwargs, is_eager)
+        self.state = State(message, not is_eager and may_have_copies(task, locks, message))
+        options = facts.options
+        if options.on_lock_lost == "abort":
+            self._abort = Abort()
+        self.lease = Lease(
+            locks.server,
+            facts.claim,
+            max_hold=options.lock_max_hold,
+            listens=options.on_conflict.replaces,
+            on_lost=self._on_lost,
+            on_extended=self._on_extended,
+        )
+        if self.kept is not None and self.kept.lock_id != facts.claim.keys.lock_id:
+            # The task has another lock by now: free the old one for the tasks that still use it.
+            self._give_up_kept()
+            self.state = self.state.learn(parked=False)
+
+    def _go_without(self, args: Any, kwargs: Any) -> Course:
+        """Take no lock: locks are switched off, or the task is unique only until it starts."""
+        self.course = course = Runs(End.UNLOCKED)
+        if self.kept is None:
+            self._clear_original(args, kwargs)
+        with only_logged("redislock: could not free what is kept for %s", self):
+            self._give_up_kept()
+        take_header(self._raw)
+        return course
+
+    def _clear_original(self, args: Any, kwargs: Any) -> None:
+        """Delete the lock that another package took when the message was sent, if it may have."""
+        clear, course = self._task._redislock_clear, self.course
+        if clear is None or course is None or course.end.passes_on:
+            return
+        if self.facts is not None and (self.facts.claim.kept or self.facts.is_eager):
+            return
+        with only_logged("redislock: could not look for what another package left for %s", self):
+            clear(args, kwargs, self._raw.get("id") or "")
+
+    # -- questions ------------------------------------------------------------------------
+
+    def _ask(self, question: Question) -> Any:
+        """Ask the policy, the result backend, or the lock server."""
+        if isinstance(question, Meet):
+            return self._meet(question)
+        if isinstance(question, HasResult):
+            return self._has_result()
+        try:
+            answer = self._ask_server(question)
+        except LockUnavailable as exc:
+            return exc
+        if isinstance(answer, Busy | Parked | Free):
+            self._follow_up(answer)
+        return answer
+
+    def _meet(self, question: Meet) -> Any:
+        """What the policy wants. A task that gave up waiting leaves the room first."""
+        if question.leaves:
+            self._leave_room()
+        facts, busy, message = self.facts, question.busy, self.state.message
+        conflict = Conflict(
+            facts.key, busy.holder, busy.remaining, message.deferrals, message.waited
+        )
+        decides: Any = getattr(question.then, "act", question.then)
+        if question.admits:
+            decides = facts.policy.admit
+        with self.as_current():
+            return decides(conflict)
+
+    def _has_result(self) -> bool | None:
+        task, request = self._task, self.request
+        return None if proves_nothing(task, request) else is_ready(task, request.id)
+
+    def _ask_server(self, question: Question) -> Answer:
+        lease, facts = self.lease, self.facts
+        if isinstance(question, Try):
+            if question.reruns:
+                logger.warning("redislock: %s ended without a result; it runs again", self)
+            if question.again:
+                return lease.acquire(again=True)
+            self._asked_at = clock()
+            return lease.acquire(note=question.note)
+        if isinstance(question, AwaitEarlier):
+            return lease.wait(question.timeout, self._follow_up)
+        if isinstance(question, Await):
+            facts.tell(Outcome.WAITING, details={"waits": True})
+            try:
+                return lease.wait(question.timeout, self._follow_up, facts.is_eager)
+            finally:
+                facts.tell(Outcome.WAITING, details={"waits": False})
+        assert isinstance(question, Park)
+        parking = act.parking_of(facts, self.state, self.request, question)
+        return facts.locks.server.run(park(facts.claim, parking))
+
+    def _follow_up(self, answer: Busy | Parked | Free | Settled) -> None:
+        claim = self.facts.claim
+        room.follow_up(self._task.app, claim.keys, claim.ttl, answer, claim.task_id)
+
+    # -- decisions ------------------------------------------------------------------------
+
+    def _act(self, decision: Outcomes) -> Course:
+        facts = self.facts
+        if isinstance(decision, Waits):
+            return act.wait_in_room(facts, decision)
+        if isinstance(decision, PutOff):
+            return self._put_off(decision)
+        if self.state.parks_as:
+            # Perhaps only the answer got lost, and the task is in the room: it must not run from
+            # there.
+            self._call_off_copies(not isinstance(decision, CannotRun) or facts.acks_failures)
+        if isinstance(decision, TurnedAway):
+            return act.turn_away(facts, self.state, self.request, decision)
+        if isinstance(decision, CannotRun):
+            return Fails(decision.error)
+        if isinstance(decision, GoUnlocked):
+            return act.run_unlocked(facts, decision)
+        return act.run_locked(facts, decision)
+
+    def _put_off(self, decision: PutOff) -> Course:
+        """Publish the task again, to be run after a countdown; or end it, if it would expire."""
+        if decision.comes_anew:
+            self._give_up_kept()
+        facts, request = self.facts, self.request
+        countdown = act.countdown_of(facts, decision)
+        if act.expires_before(facts, self.state, decision, countdown):
+            return act.end_expired(facts, self.state, request)
+        state = self.state.arrives(facts.began)
+        message, is_outage = state.message, decision.cause is not None
+        header = message.next_header(self.kept, copied=state.copied, outage=is_outage)
+        self.state = state.published()
+        return act.put_off(facts, request, message, header, countdown, decision)
+
+    def _end_by(self, error: Exception) -> None:
+        """End the task before its body, by an error: also by one that a policy raised."""
+        if isinstance(error, Ignore | Reject):
+            # What was acknowledged already cannot come back.
+            comes_back = isinstance(error, Reject) and error.requeue and self._task.acks_late
+            self.course = Ends(error, End.COMES_BACK if comes_back else End.CANNOT_RUN)
+        else:
+            self.course = Fails(error)
+        if self.state is None or self.course.end.passes_on:
+            return
+        # A limit ended the task while that was put off: its next message may be on its way.
+        if isinstance(error, SoftTimeLimitExceeded) or self.state.parks_as:
+            ends = isinstance(self.course, Ends) or self.facts.acks_failures
+            with only_logged("redislock: could not tell the copies of %s under %r", *self._name):
+                self._call_off_copies(ends)
+
+    def _call_off_copies(self, ends: bool) -> None:
+        """Let no copy run of a task that failed while it was put off; or before it asked for the
+        lock, as a room may have published it twice. The same for one that goes on, or ends, though
+        the server may have put it into the room: its answer was lost.
+
+        Args:
+            ends: the delivery ends the task's message.
+        """
+        state = self.state
+        if (state.copied or state.message.parked) and ends:
+            act.note_end(self.facts, state)
+        if state.parks_as or state.message.gave_up:
+            self._leave_room()
+
+    def _leave_room(self) -> None:
+        """Take the task out of the waiting room: it gave up, or failed while it was put there."""
+        claim = self.facts.claim
+        member = self.state.parks_as or claim.member or claim.entry_id
+        self.kept = Kept(claim.keys.lock_id, claim.kept, Place(member, claim.entry_id))
+        self._give_up_kept()
+        self.state = self.state._replace(parks_as="")
+
+    def _give_up_kept(self) -> None:
+        """Give up what is kept for the message: the task will not take it."""
+        settle_kept(self._task.app, self.kept, End.CANNOT_RUN)
+        self.kept = None  # not before: a time limit would leave it to nobody
+
+    # -- the body -------------------------------------------------------------------------
+
+    def call(self, body: Callable[[], Any], request: Any) -> Any:
+        """Do what Celery's call of the task should do: run the body, if it is to run, and then
+        release the lock.
+        """
+        __tracebackhide__ = True
+        course = self.course
+        if isinstance(course, Fails):
+            _raise(course.error)
+        if isinstance(course, Returns):
+            return course.value
+        if self.facts is None:
+            return body()
+        self._request = request
+        return surely(partial(self._run, body), self._release, self.lease)
+
+    def _run(self, body: Callable[[], Any]) -> Any:
+        __tracebackhide__ = True
+        facts, lease, request = self.facts, self.lease, self._request
+        if not lease.fence:
+            return body()
+        if is_heard(Outcome.ACQUIRED):
+            bodies.say_acquired(facts, self.state.message, lease, self._asked_at)
+        setattr(request, LEASE, lease)
+        self.ran = BEGUN
+        before = lock_of_body.get()
+        try:
+            lock_of_body.set(lease)
+            result = bodies.guarded(facts, lease, body, self._abort)
+        except BaseException as exc:
+            self.ran = bodies.ran_into(facts, lease, request, exc)
+            if self.ran.how != past.REPLACED:
+                raise
+            assert lease.replaced_by is not None
+            course = act.end_replaced(facts, request, lease.replaced_by)
+            if isinstance(course, Ends):
+                raise course.error from exc
+            return course.value
+        finally:
+            lock_of_body.set(before)
+        self.ran = bodies.ran_to_its_end(facts, request)
+        return result
+
+    def _release(self) -> None:
+        """Release the lock. Safe to call again. An error of ours is only logged: it does not change
+        the task's outcome, and the lock expires.
+        """
+        lease = self.lease
+        if lease.is_over or lease.inherited:
+            return
+        with only_logged(
+            "redislock: could not release %s of %s; it expires within %g s",
+            *(self.facts.key, self, lease.ttl),
+        ):
+            self._release_or_keep(lease)
+        if not lease.is_over:
+            lease.abandon()
+        if lease.is_lost:
+            lost.has_ended(lease)
+
+    def _release_or_keep(self, lease: Lease) -> None:
+        facts, ran = self.facts, self.ran
+        if lease.replaced_by is not None and ran.retry is not None:
+            bodies.call_off(facts, ran.retry, lease.replaced_by)
+        how, owned = bodies.how_to_release(facts, self.state, lease, ran), False
+        if how is None:
+            return
+        if isinstance(how, Heir):
+            owned = lease.leave_to(how, ran.how)
+        else:
+            settled = lease.release(how, ran.how)
+            if settled is not None:
+                owned = settled.ours
+                self._following = settled
+            elif lease.unheard is not None and (lease.fence or lease.in_doubt):
+                until = lease.deadline if lease.fence else clock() + lease.ttl
+                again = partial(self._release_again, lease.unheard, until)
+                housekeeper.add(again, most=until - clock())
+        if lease.fence and ran is not NOT_RUN and is_heard(Outcome.RELEASED):
+            bodies.say_released(facts, lease, ran, owned, isinstance(how, Heir))
+
+    def _release_again(self, release: Release, until: float) -> None:
+        """Repeat the release that the server did not answer. Otherwise the lock would stay until it
+        expires, which is at `until`. Then we repeat nothing: it may have had other holders since.
+        """
+        facts, state, note = self.facts, self.state, self.ran.note
+        if clock() >= until:
+            return
+        release = release._replace(note=state.note_of(note), always=state.may_have_copies)
+        settled = facts.locks.server.run(settle(facts.claim, release))
+        if note != self.ran.note and state.may_have_copies:
+            # Celery did all that follows the body meanwhile.
+            done = mark_done(facts.claim, state.note_of(self.ran.note))
+            facts.locks.server.run(done, once=True)
+        logger.info("redislock: %s is released now", facts.key)
+        self._follow_up(settled)
+
+    def _on_lost(self, lease: Lease) -> None:
+        """Report that the lock was lost. The heartbeat calls this."""
+        try:
+            bodies.say_lost(self.facts, lease)
+        finally:
+            if self._abort is not None:
+                self._abort.fire()
+            if self.ran is BEGUN:
+                lost.goes_on(lease)
+
+    def _on_extended(self, lease: Lease, late: float, retaken: bool) -> None:
+        self.facts.tell(Outcome.EXTENDED, details={"late": late})
+        if retaken:
+            self.facts.tell(Outcome.RECOVERED, details={"how": "retaken"}, reason="retaken")
+
+    # -- the end --------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Settle all that the delivery holds. Safe to call again. The task's outcome is known by
+        now: no error of ours changes it, and none leaves our tracer.
+        """
+        try:
+            lease = self.lease
+            if lease is not None and lease.asked and not lease.is_over:
+                self._release()
+            if not self._is_settled:
+                if lease is not None and lease.fence:  # the lock took over what was kept
+                    self._note_completed()
+                elif self.kept is not None:
+                    end = End.CANNOT_RUN if self.course is None else self.course.end
+                    settle_kept(self._task.app, self.kept, end)
+                self._is_settled = True
+            if self._following is not None:
+                following, self._following = self._following, None
+                self._follow_up(following)
+            if self._task._redislock_clear is not None and self.facts is not None:
+                self._clear_original(self.facts.args, self.facts.kwargs)
+            if self._running is not None:
+                self._running.restore()
+            self.is_over = True
+        except SoftTimeLimitExceeded as exc:
+            if self.facts is not None and self.facts.is_eager:
+                raise  # the limit is of the task that runs this one
+            logger.error(
+                "redislock: could not settle %s under %r in time", *self._name, exc_info=exc
+            )
+        except Exception:
+            self._is_settled = True
+            logger.exception("redislock: could not settle %s under %r", *self._name)
+
+    def _note_completed(self) -> None:
+        """Note for copies of the message that Celery has done all that follows the body."""
+        state = self.state
+        if not (self._completed and self.ran.note == notes.PUBLISHING and state.may_have_copies):
+            return
+        self.ran = self.ran._replace(note=notes.ENDED)  # also for a release that is repeated
+        try:
+            done = mark_done(self.facts.claim, state.note_of(notes.ENDED))
+            self.facts.locks.server.run(done, once=True)
+        except LockUnavailable as exc:
+            logger.warning(
+                "redislock: a redelivered copy of %s may run again, as its end was not noted: %s",
+                self, exc.reason,
+            )  # fmt: skip

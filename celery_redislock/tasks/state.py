@@ -1,0 +1,137 @@
+"""What is known of a delivery as it goes on: the message, how it ends, how its body ended. Values
+only: a method returns the next state, and does nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from celery.exceptions import Retry
+
+from ..app.delivery import Delivery
+from ..protocol import notes, past
+from ..protocol.claims import Busy
+from .settle import End
+
+# -- how the delivery goes on in Celery -------------------------------------------------------
+
+
+class Ends(NamedTuple):
+    """The delivery ends without Celery's tracer, by an exception that Celery takes for its own."""
+
+    error: BaseException
+    end: End = End.TURNED_AWAY
+
+
+class Fails(NamedTuple):
+    """The task fails with this error where its body would run, as all of Celery's tasks do."""
+
+    error: Exception
+    end: End = End.CANNOT_RUN
+
+
+class Returns(NamedTuple):
+    """The task returns this instead of its body's result."""
+
+    value: Any
+    end: End = End.TURNED_AWAY
+
+
+class Runs(NamedTuple):
+    """The body runs."""
+
+    end: End = End.RAN
+
+
+Course: TypeAlias = Ends | Fails | Returns | Runs
+RUNS: Final = Runs()
+
+
+# -- how the body ended -----------------------------------------------------------------------
+
+
+class Ran(NamedTuple):
+    """How the body ended.
+
+    Attributes:
+        how: for the history, see `past`.
+        note: the done note for copies of the message, see `notes`.
+        retry: the error by which the body sent the task's next attempt, or None.
+    """
+
+    how: str = past.NOT_RUN
+    note: str = ""
+    retry: Retry | None = None
+
+
+NOT_RUN: Final = Ran()
+#: While the body runs.
+BEGUN: Final = Ran(past.FAILED)
+
+
+# -- what is known while the lock is asked for ------------------------------------------------
+
+
+class State(NamedTuple):
+    """What is known of a delivery. A later state replaces it.
+
+    Attributes:
+        message: the message, with what was learned of it since it came.
+        may_have_copies: another copy of the message may exist.
+        copied: the task may have been published again, or put into a waiting room.
+        reruns: the task has run before, and its result is missing.
+        first_busy: the first answer that somebody else has the lock, or None.
+        parks_as: the member as which the task is being put into the waiting room; "" if it is not.
+        is_noted: with its answer, the server has noted that the task ends without a run.
+        is_counted: in the same way it has counted that.
+    """
+
+    message: Delivery
+    may_have_copies: bool = False
+    copied: bool = False
+    reruns: bool = False
+    first_busy: Busy | None = None
+    parks_as: str = ""
+    is_noted: bool = False
+    is_counted: bool = False
+
+    def learn(self, **known: Any) -> State:
+        """With what became known of the message after it came."""
+        return self._replace(message=dataclasses.replace(self.message, **known))
+
+    def waits(self) -> State:
+        """The task begins to wait, unless it has before."""
+        return self if self.message.since is not None else self.learn(since=time.time())
+
+    def arrives(self, began: bool) -> State:
+        """With the time at which the task arrived, by the lock server's clock, for its next
+        message.
+        """
+        busy, message = self.first_busy, self.message
+        if busy is None or message.received is None or began or message.arrived is not None:
+            return self
+        # Measure from when we asked: measured from a late reply, this task would look older than
+        # it is.
+        return self.learn(arrived=busy.at - (busy.sent_at - message.received))
+
+    def parks(self, member: str) -> State:
+        """The task is put into the room. From here on it may be published from there, even if the
+        answer is lost, or says that it need not wait.
+        """
+        return self._replace(parks_as=member, copied=True, may_have_copies=True)
+
+    def published(self) -> State:
+        """The task is published again. From here on a time limit may end the delivery with that
+        message already on its way.
+        """
+        return self._replace(copied=True, may_have_copies=True)
+
+    def note_of(self, kind: str) -> str:
+        """The kind of done note that this run leaves: a lasting one if another copy of the message
+        may exist even after this one is acknowledged.
+        """
+        message = self.message
+        is_copied = message.redelivered or self.copied or message.fanout
+        return notes.lasting(kind) if is_copied else kind
