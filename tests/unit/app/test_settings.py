@@ -15,7 +15,7 @@ from celery_redislock.app.options import SETTINGS
 from celery_redislock.app.settings import app_locks
 from celery_redislock.testing import memory_locks
 from tests.support.servers import free_port
-from tests.unit.app.test_options import URL, body, define, start_worker_of
+from tests.unit.app.test_options import URL, body, define
 
 
 def test_the_apps_defaults_stand_in_for_what_a_task_leaves_out(make_app) -> None:
@@ -133,7 +133,9 @@ def test_a_bad_setting_is_refused_by_name(make_app, setting, value, says) -> Non
         ({"o.*": {"expires": 1}}, "redislock_tasks['o.*']: unknown option 'expires'"),
     ],
 )
-def test_what_is_wrong_with_redislock_tasks_ends_a_workers_start(make_app, value, says) -> None:
+def test_what_is_wrong_with_redislock_tasks_ends_a_workers_start(
+    make_app, start_worker_of, value, says
+) -> None:
     app = make_app(redislock_tasks=value)
     task = define(app)
     with pytest.raises(SystemExit) as caught:
@@ -143,7 +145,9 @@ def test_what_is_wrong_with_redislock_tasks_ends_a_workers_start(make_app, value
 
 
 @pytest.mark.parametrize("setting", ["redis_lock_tasks", "redislock_task"])
-def test_a_near_miss_of_a_setting_ends_a_worker_without_any_locked_task(make_app, setting) -> None:
+def test_a_near_miss_of_a_setting_ends_a_worker_without_any_locked_task(
+    make_app, start_worker_of, setting
+) -> None:
     app = make_app(**{setting: {"other.task": {}}})
     app.task(name="other.task", shared=False)(body)
     app.finalize()
