@@ -47,8 +47,10 @@ def arrive(task: Any) -> None:
 
 @lock_conflict.connect
 def on_conflict(sender: Any, details: Any, **kwargs: Any) -> None:
-    arrive(sender)
-    note(sender, details.outcome, details.task_id)  # also of another call, which it replaces
+    # Of another call, which this one replaces, the housekeeper's thread tells: none runs there.
+    if sender.request.id is not None:
+        arrive(sender)
+    note(sender, details.outcome, details.task_id)
 
 
 @lock_waiting.connect

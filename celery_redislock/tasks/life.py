@@ -180,7 +180,11 @@ class Life:
         self._learn_facts(locks, args, kwargs, request)
         step = decide.first(self.facts, self.state)
         while isinstance(step, Question):
-            answer = self._ask(step)
+            if isinstance(step, Try):
+                answer = self._ask_server(step)
+            else:
+                with self.as_current():
+                    answer = self._ask(step)
             self.state, step = decide.step(self.facts, self.state, step, answer)
         if step is GO:
             return RUNS
@@ -243,13 +247,7 @@ class Life:
             return self._meet(question)
         if isinstance(question, HasResult):
             return self._has_result()
-        try:
-            answer = self._ask_server(question)
-        except LockUnavailable as exc:
-            return exc
-        if isinstance(answer, Busy | Parked | Free):
-            self._follow_up(answer)
-        return answer
+        return self._ask_server(question)
 
     def _meet(self, question: Meet) -> Any:
         """What the policy wants. A task that gave up waiting leaves the room first."""
@@ -262,14 +260,22 @@ class Life:
         decides: Any = getattr(question.then, "act", question.then)
         if question.admits:
             decides = facts.policy.admit
-        with self.as_current():
-            return decides(conflict)
+        return decides(conflict)
 
     def _has_result(self) -> bool | None:
         task, request = self._task, self.request
         return None if proves_nothing(task, request) else is_ready(task, request.id)
 
     def _ask_server(self, question: Question) -> Answer:
+        try:
+            answer = self._answer_of_server(question)
+        except LockUnavailable as exc:
+            return exc
+        if isinstance(answer, Busy | Parked | Free):
+            self._follow_up(answer)
+        return answer
+
+    def _answer_of_server(self, question: Question) -> Answer:
         lease, facts = self.lease, self.facts
         if isinstance(question, Try):
             if question.reruns:

@@ -12,12 +12,12 @@ from celery import Celery
 from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from celery.utils import uuid
-from celery_redislock.tasks.run import Run
 
 from celery_redislock import Defer, Policy, Queue, Raise, SingletonTask, Skip, current_lock
 from celery_redislock.app.delivery import KEY
 from celery_redislock.protocol.tokens import new_token
 from celery_redislock.servers.server import Server
+from celery_redislock.tasks.life import Life
 from celery_redislock.tasks.locked import LockedTask
 from tests.support.interrupts import each_place
 
@@ -172,7 +172,7 @@ def test_a_policy_that_fails_after_a_verb_has_done_nothing(app, client, label):
 
     task = define(app, on_conflict=Mine(), lock_key="fails:{label}")
     client.set(task.lock_key_for(label, ""), '{"token":"somebody"}', px=60_000)
-    assert trace(task, label, **from_queue()) == "REJECTED"
+    assert trace(task, label, **from_queue()) == "IGNORED"
     assert not client.exists(task.keys_of_call((label, ""), {}).room)
 
 
@@ -245,14 +245,14 @@ def test_settings_that_cannot_be_read_fail_the_task(app, label, fault, monkeypat
 def test_a_time_limit_while_it_is_settled_changes_nothing(app, label, client, monkeypatch):
     """It is raised once: what it cut short is completed."""
     task = define(app)
-    settle, limits = Run._note_completed, [SoftTimeLimitExceeded(1)]
+    settle, limits = Life._note_completed, [SoftTimeLimitExceeded(1)]
 
-    def is_cut_short(run: Run, *args: Any) -> None:
+    def is_cut_short(run: Life, *args: Any) -> None:
         if limits:
             raise limits.pop()
         settle(run, *args)
 
-    monkeypatch.setattr(Run, "_note_completed", is_cut_short)
+    monkeypatch.setattr(Life, "_note_completed", is_cut_short)
     assert trace(task, label) == "SUCCESS"
     assert not limits
     assert not client.exists(task.lock_key_for(label, "return"))
