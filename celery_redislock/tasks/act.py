@@ -34,11 +34,10 @@ from ..protocol.log import get_logger
 from ..verbs import NO_RESULT
 from . import room
 from .decide import Go, GoUnlocked, Park, PutOff, TurnedAway, Waits, longest_countdown
-from .ends import AlreadyDone, Deferred, Expired, Skipped, Waiting
+from .ends import AlreadyDone, Deferred, End, Expired, Skipped, Waiting
 from .facts import Facts
 from .locked import LockedTask
 from .refused import refused
-from .settle import End
 from .state import RUNS, Course, Ends, Fails, Returns, Runs, State
 
 logger = get_logger()

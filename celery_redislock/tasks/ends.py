@@ -1,10 +1,32 @@
-"""Exceptions that end a delivery without its body, and that Celery takes for its own."""
+"""How a delivery ends, and the exceptions that end it without its body, which Celery takes for its
+own.
+"""
 
 from __future__ import annotations
 
+import enum
 from typing import Any, Final
 
 from celery.exceptions import Ignore
+
+
+class End(enum.Enum):
+    """How a delivery ends. `passes_on`: what is kept for its message moves to the next message.
+
+    docs/ends.md has the table, and a test walks all its rows.
+    """
+
+    RAN = ("ran", False)
+    TURNED_AWAY = ("turned away", False)
+    PUT_OFF = ("put off", True)
+    CANNOT_RUN = ("cannot run", False)
+    ENDED_BY_CELERY = ("ended by Celery", False)
+    COMES_BACK = ("comes back", True)
+    UNLOCKED = ("runs without its lock", False)
+
+    def __init__(self, label: str, passes_on: bool) -> None:
+        self.label = label
+        self.passes_on = passes_on
 
 
 class Skipped(Ignore):

@@ -54,11 +54,11 @@ from .decide import (
     TurnedAway,
     Waits,
 )
-from .ends import LEASE
+from .ends import LEASE, End
 from .facts import Facts, may_have_copies
 from .limits import only_logged, surely
 from .locked import LockedTask
-from .settle import End, settle_kept
+from .settle import settle_kept
 from .state import BEGUN, NOT_RUN, RUNS, Course, Ends, Fails, Returns, Runs, State
 
 logger = get_logger()

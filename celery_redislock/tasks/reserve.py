@@ -32,9 +32,10 @@ from ..protocol.holders import Holder
 from ..protocol.keys import LockKeys
 from ..protocol.log import get_logger
 from ..protocol.tokens import new_token
+from .ends import End
 from .locked import LockedTask
 from .room import follow_up
-from .settle import End, settle_beside, settle_kept
+from .settle import settle_beside, settle_kept
 
 logger = get_logger()
 

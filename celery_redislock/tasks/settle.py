@@ -7,7 +7,6 @@ token, so that any process that has the message can settle it, even if the task 
 
 from __future__ import annotations
 
-import enum
 import math
 from functools import partial
 from typing import Any
@@ -22,28 +21,10 @@ from ..protocol.exchange import UNKNOWN_TTL
 from ..protocol.keys import keys_of_lock_id
 from ..protocol.log import get_logger
 from ..protocol.tokens import new_token
+from .ends import End
 from .room import follow_up
 
 logger = get_logger()
-
-
-class End(enum.Enum):
-    """How a delivery ends. `passes_on`: what is kept for its message moves to the next message.
-
-    docs/ends.md has the table, and a test walks all its rows.
-    """
-
-    RAN = ("ran", False)
-    TURNED_AWAY = ("turned away", False)
-    PUT_OFF = ("put off", True)
-    CANNOT_RUN = ("cannot run", False)
-    ENDED_BY_CELERY = ("ended by Celery", False)
-    COMES_BACK = ("comes back", True)
-    UNLOCKED = ("runs without its lock", False)
-
-    def __init__(self, label: str, passes_on: bool) -> None:
-        self.label = label
-        self.passes_on = passes_on
 
 
 def settle_kept(app: Any, kept: Kept | None, end: End) -> None:

@@ -13,7 +13,7 @@ from celery.exceptions import Retry
 from ..app.delivery import Delivery
 from ..protocol import notes, past
 from ..protocol.claims import Busy
-from .settle import End
+from .ends import End
 
 # -- how the delivery goes on in Celery -------------------------------------------------------
 

@@ -29,8 +29,9 @@ from ..protocol.holders import Holder
 from ..protocol.log import get_logger
 from ..protocol.waiting import RETRY_EVERY
 from ..servers.server import Server
+from ..tasks.ends import End
 from ..tasks.room import follow_up
-from ..tasks.settle import End, settle_beside
+from ..tasks.settle import settle_beside
 from ..tasks.task import SingletonTask
 
 logger = get_logger()

@@ -16,7 +16,8 @@ from ..app.internals import is_active, is_revoked, was_revoked
 from ..protocol.holders import opening_of
 from ..protocol.keys import LockKeys, keys_of_lock_id
 from ..protocol.platform import at_fork
-from ..tasks.settle import End, settle_beside
+from ..tasks.ends import End
+from ..tasks.settle import settle_beside
 from .contained import contained
 
 #: Seconds between looks at the reservations of tasks that are over.

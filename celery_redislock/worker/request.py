@@ -37,9 +37,9 @@ from ..protocol.clock import clock
 from ..protocol.entries import id_of
 from ..protocol.log import get_logger
 from ..tasks.act import publish_replaced
-from ..tasks.ends import Deferred, Skipped
+from ..tasks.ends import Deferred, End, Skipped
 from ..tasks.facts import COPIED_FROM, ends_message
-from ..tasks.settle import End, settle_beside
+from ..tasks.settle import settle_beside
 from .child_lease import ChildLease
 from .contained import contained
 from .finished import FinishedNote, finished_notes

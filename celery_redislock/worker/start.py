@@ -145,7 +145,8 @@ def _on_task_received(sender: Any, request: Any, **kwargs: Any) -> None:
     it. A locked task does that itself.
     """
     if KEY in request.request_dict and not hasattr(request, "settle"):
-        from ..tasks.settle import End, settle_beside
+        from ..tasks.ends import End
+        from ..tasks.settle import settle_beside
 
         settle_beside(sender.app, Kept.of(request.request_dict), End.UNLOCKED)
 
@@ -154,7 +155,8 @@ def _on_task_rejected(sender: Any, message: Any, **kwargs: Any) -> None:
     """Do the same for a task that this worker does not know, and that Celery has failed; and for a
     message that Celery cannot read, and has dropped.
     """
-    from ..tasks.settle import End, settle_beside
+    from ..tasks.ends import End
+    from ..tasks.settle import settle_beside
 
     settle_beside(sender.app, Kept.of(message.headers or {}), End.CANNOT_RUN)
 

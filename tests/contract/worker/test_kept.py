@@ -10,7 +10,7 @@ import pytest
 from celery_redislock.app.delivery import Kept
 from celery_redislock.protocol.claims import to_ms
 from celery_redislock.protocol.keys import LockKeys, lock_keys
-from celery_redislock.tasks.settle import End
+from celery_redislock.tasks.ends import End
 from celery_redislock.worker import kept as module
 from celery_redislock.worker.kept import Reservations
 from tests.support.waiting import eventually

@@ -7,7 +7,7 @@ from pathlib import Path
 from celery_redislock import lock_conflict
 from celery_redislock.app.outcomes import Outcome
 from celery_redislock.signals import ConflictDetails
-from celery_redislock.tasks.settle import End
+from celery_redislock.tasks.ends import End
 
 DOCS = Path(__file__).parents[3] / "docs"
 

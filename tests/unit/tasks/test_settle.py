@@ -7,7 +7,8 @@ from celery import Celery
 
 from celery_redislock.app.delivery import Kept
 from celery_redislock.tasks import settle
-from celery_redislock.tasks.settle import End, settle_beside
+from celery_redislock.tasks.ends import End
+from celery_redislock.tasks.settle import settle_beside
 
 
 def test_what_could_not_be_freed_is_tried_for_as_long_as_the_process_lives(monkeypatch) -> None:
