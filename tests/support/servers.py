@@ -53,7 +53,9 @@ def claim_port(port: int) -> bool:
 
 
 def let_go_of_port(port: int) -> None:
-    _given.discard(port)
+    """Let other processes have it. To this one, whose clients know who was there, it is not given
+    again: they would take a new server for the old one, restarted.
+    """
     sharing.ports.let_go(port)
 
 

@@ -10,7 +10,8 @@ from tests.behaviour.apps.deliveries import CONF, LATE, app, journal, singleton
 finished.REMEMBERED = CONF.get("test_remembered", 3.0)
 
 
-@singleton(name="fails_late", max_retries=1, default_retry_delay=0, **LATE)
+# Not at once: Celery may store the first attempt's RETRY after the second one's FAILURE.
+@singleton(name="fails_late", max_retries=1, default_retry_delay=1, **LATE)
 def fails_late(self: Any, label: str) -> None:
     journal.write("start", label, self.request)
     try:
