@@ -454,6 +454,34 @@ def test_what_acts_then_is_checked_where_it_is_given(verb):
         getattr(conflict, verb)(**given, then="skip")
 
 
+def test_a_policy_that_is_asked_first_may_let_the_task_ask_for_the_lock():
+    class Undecided(Mine):
+        admits = True
+
+    walked = walk(policy(Undecided(lambda conflict: conflict.skip())), [GOT])
+    assert (walked.asked, walked.decision) == ([FIRST], GO)
+
+
+def test_a_task_may_wait_in_the_room_for_what_is_left_of_its_time():
+    case = policy(Queue(max_wait=60))
+    (_, park) = walk(case, [BUSY, PARKED]).asked
+    assert isinstance(park, Park)
+    assert park.give_up == pytest.approx(60, abs=10)
+
+
+@pytest.mark.parametrize(("case", "decision"), [
+    (EAGER, SKIPPED),
+    (FANOUT._replace(header={"since": 1.0}), TurnedAway(Outcome.RAISED, HOLDER)),
+])  # fmt: skip
+def test_a_policy_of_ones_own_that_asks_for_what_cannot_be(case, decision):
+    def act(conflict: Any) -> Any:
+        if case is EAGER:
+            return conflict.defer(10)
+        return conflict.park(max_wait=5, then=Raise())
+
+    assert walk(case._replace(options={"on_conflict": Mine(act)}), [BUSY]).decision == decision
+
+
 def test_a_policy_may_say_its_quiet_time_as_timedeltas():
     def act(conflict: Any) -> Any:
         return conflict.park(newest=True, quiet=(timedelta(seconds=5), timedelta(minutes=1)))
