@@ -5,6 +5,7 @@ follows from them. Values only: nothing is asked and nothing done, and there is 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -81,6 +82,14 @@ def body() -> None:
     """It is never run."""
 
 
+@functools.cache
+def task_with(options: tuple[tuple[str, Any], ...]) -> Any:
+    app = Celery("table", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.update(redislock_url="redis://nobody.invalid", redislock_eager=True)
+    app.task(base=SingletonTask, name="t", shared=False, **dict(options))(body)
+    return app.tasks["t"]
+
+
 class Case(NamedTuple):
     """Some facts of a delivery: what it is not told is as for a task that was just sent."""
 
@@ -92,10 +101,7 @@ class Case(NamedTuple):
     is_eager: bool = False
 
     def delivery(self) -> tuple[Facts, State]:
-        app = Celery("table", broker="memory://", backend="cache+memory://", set_as_current=False)
-        app.conf.update(redislock_url="redis://nobody.invalid", redislock_eager=True)
-        app.task(base=SingletonTask, name="t", shared=False, **self.options)(body)
-        task = app.tasks["t"]
+        task = task_with(tuple(self.options.items()))
         mark = {"token": "a token", "received": clock(), "queue": "q", "sent": "m", **self.mark}
         raw = {
             "id": "this", "task": "t", "hostname": "w@h", "properties": {KEY: mark},
@@ -491,10 +497,13 @@ def test_a_policy_may_say_its_quiet_time_as_timedeltas():
 
 
 @pytest.mark.parametrize("visible", [None, 60, 1])
-def test_no_countdown_is_longer_than_half_of_the_time_until_the_broker_delivers_again(visible):
+def test_no_countdown_is_longer_than_half_of_the_time_until_the_broker_delivers_again(
+    visible, monkeypatch
+):
     case = Case(header={"deferrals": 99, "outages": 99})
     facts, _ = case.delivery()
-    facts.locks.redelivery = facts.locks.redelivery._replace(after=visible)
+    redelivery = facts.locks.redelivery._replace(after=visible)
+    monkeypatch.setattr(facts.locks, "redelivery", redelivery)
     longest = math.inf if visible is None else max(visible / 2, 0.5)
     for answer, most in ((AWAY, 60.0), (OWN, 10.0)):
         decision = walk(case, [answer], facts).decision
