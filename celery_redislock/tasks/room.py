@@ -206,7 +206,9 @@ def _believed(app: Any, keys: LockKeys, entry: Entry, waiter: Waiter) -> Waiter:
 
 
 def _has_ended(task: Any, entry: Entry, header: dict[str, Any]) -> bool:
-    """Whether a worker that takes no lock has run it: its result came after it was parked."""
+    """Whether another worker has run this task without our lock: its result is newer than the
+    parking.
+    """
     parked_at = header.get("parked_at")  # an entry without a seal does not say
     return parked_at is not None and ended_since(task, entry.task_id, parked_at)
 
