@@ -269,7 +269,8 @@ def first(facts: Facts, state: State) -> Step:
         # In the room, the copies of a fanout exchange would be one entry.
         if not (facts.is_eager or message.fanout or is_later):
             return Meet(facts.policy, NOBODY, admits=True)
-    return _try(facts, state)
+    may_note = facts.policy.turns_away and state.may_have_copies
+    return _try(facts, state) if may_note else FIRST
 
 
 def step(facts: Facts, state: State, asked: Question, answer: Any) -> tuple[State, Step]:
@@ -297,7 +298,11 @@ def step(facts: Facts, state: State, asked: Question, answer: Any) -> tuple[Stat
     if isinstance(answer, LockUnavailable):
         return state, _unavailable(facts, state, answer)
     if isinstance(answer, Busy):
-        state = _heard(facts, state, asked, answer)
+        if isinstance(asked, Try) and not asked.again and answer.relation not in NO_DUPLICATE:
+            noted = bool(asked.note)
+            state = state._replace(is_noted=noted, is_counted=facts.claim.turned_away)
+        if state.first_busy is None:
+            state = state._replace(first_busy=answer)
     if state.message.fanout and _is_another_queues(state, answer):
         return state, _as_copy(answer)
     if isinstance(answer, Busy):
@@ -334,12 +339,6 @@ def _try(facts: Facts, state: State, wish: Await | Park | None = None) -> Try:
     return Try(note=state.note_of(notes.EXPECTS_RESULT), wish=wish)
 
 
-def _heard(facts: Facts, state: State, asked: Question, busy: Busy) -> State:
-    if isinstance(asked, Try) and not asked.again and busy.relation not in NO_DUPLICATE:
-        state = state._replace(is_noted=bool(asked.note), is_counted=facts.claim.turned_away)
-    return state if state.first_busy is not None else state._replace(first_busy=busy)
-
-
 def _busy(
     facts: Facts, state: State, asked: Question, wish: Await | Park | None, busy: Busy
 ) -> tuple[State, Step]:
@@ -355,7 +354,9 @@ def _busy(
     if busy.relation == "newer" and not (facts.is_eager or state.message.cannot_come_back):
         return state, _behind(facts, state, Outcome.DEFERRED, busy)
     if not is_earlier:
-        return _conflict(facts, state, wish, busy)
+        if wish is None:
+            return state, Meet(facts.policy, busy, leaves=state.message.gave_up)
+        return _in_vain(facts, state, wish, busy)
     if isinstance(asked, AwaitEarlier):
         return state, _behind(facts, state, Outcome.RETRIED_EARLY, busy)
     return state, AwaitEarlier(min(EARLIER, facts.claim.ttl / 3), wish)
@@ -442,12 +443,8 @@ def _unavailable(facts: Facts, state: State, error: LockUnavailable) -> Step:
 # -- a conflict, and what the policy wants ----------------------------------------------------
 
 
-def _conflict(
-    facts: Facts, state: State, wish: Await | Park | None, busy: Busy
-) -> tuple[State, Step]:
-    """Somebody else has the lock: what follows, if the policy was asked already what it wants."""
-    if wish is None:
-        return state, Meet(facts.policy, busy, leaves=state.message.gave_up)
+def _in_vain(facts: Facts, state: State, wish: Await | Park, busy: Busy) -> tuple[State, Step]:
+    """Somebody else has the lock: what follows of what the policy wants."""
     if isinstance(wish, Park):  # the lock was free for a moment
         return _to_room(facts, state, dataclasses.replace(wish, busy=busy))
     if not busy.for_message or state.message.gave_up or facts.is_eager:
@@ -488,9 +485,8 @@ def _met(facts: Facts, state: State, asked: Meet, verb: Any) -> tuple[State, Ste
     if verb is None and asked.admits:
         return state, _try(facts, state)
     raise ConfigError(
-        f"on_conflict={asked.then!r} did not end the conflict: it returned {verb!r}. Its act() must"
-        " return what a verb of the conflict returns, such as conflict.skip() or"
-        " conflict.wait(30, then=Skip())"
+        f"on_conflict={asked.then!r} did not end the conflict: its act() must return what a verb of"
+        f" the conflict returns, such as conflict.skip(), and not {verb!r}"
     )
 
 

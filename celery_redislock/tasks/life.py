@@ -179,16 +179,14 @@ class Life:
             return self._go_without(args, kwargs)
         self._learn_facts(locks, args, kwargs, request)
         step = decide.first(self.facts, self.state)
-        while isinstance(step, Question):
-            if isinstance(step, Try):
-                answer = self._ask_server(step)
-            else:
-                with self.as_current():
-                    answer = self._ask(step)
-            self.state, step = decide.step(self.facts, self.state, step, answer)
+        if isinstance(step, Try):
+            self.state, step = decide.step(self.facts, self.state, step, self._try(step))
         if step is GO:
             return RUNS
         with self.as_current():
+            while isinstance(step, Question):
+                answer = self._ask(step)
+                self.state, step = decide.step(self.facts, self.state, step, answer)
             return self._act(step)
 
     # -- facts ----------------------------------------------------------------------------
@@ -247,7 +245,9 @@ class Life:
             return self._meet(question)
         if isinstance(question, HasResult):
             return self._has_result()
-        return self._ask_server(question)
+        if isinstance(question, Try):
+            return self._try(question)
+        return self._wait(question)
 
     def _meet(self, question: Meet) -> Any:
         """What the policy wants. A task that gave up waiting leaves the room first."""
@@ -266,35 +266,39 @@ class Life:
         task, request = self._task, self.request
         return None if proves_nothing(task, request) else is_ready(task, request.id)
 
-    def _ask_server(self, question: Question) -> Answer:
+    def _try(self, question: Try) -> Answer:
+        if question.reruns:
+            logger.warning("redislock: %s ended without a result; it runs again", self)
+        if not question.again:
+            self._asked_at = clock()
         try:
-            answer = self._answer_of_server(question)
+            answer = self.lease.acquire(again=question.again, note=question.note)
+        except LockUnavailable as exc:
+            return exc
+        if isinstance(answer, Busy):
+            self._follow_up(answer)
+        return answer
+
+    def _wait(self, question: Await | AwaitEarlier | Park) -> Answer:
+        lease, facts = self.lease, self.facts
+        answer: Answer
+        try:
+            if isinstance(question, Park):
+                parking = act.parking_of(facts, self.state, self.request, question)
+                answer = facts.locks.server.run(park(facts.claim, parking))
+            elif isinstance(question, AwaitEarlier):
+                answer = lease.wait(question.timeout, self._follow_up)
+            else:
+                facts.tell(Outcome.WAITING, details={"waits": True})
+                try:
+                    answer = lease.wait(question.timeout, self._follow_up, facts.is_eager)
+                finally:
+                    facts.tell(Outcome.WAITING, details={"waits": False})
         except LockUnavailable as exc:
             return exc
         if isinstance(answer, Busy | Parked | Free):
             self._follow_up(answer)
         return answer
-
-    def _answer_of_server(self, question: Question) -> Answer:
-        lease, facts = self.lease, self.facts
-        if isinstance(question, Try):
-            if question.reruns:
-                logger.warning("redislock: %s ended without a result; it runs again", self)
-            if question.again:
-                return lease.acquire(again=True)
-            self._asked_at = clock()
-            return lease.acquire(note=question.note)
-        if isinstance(question, AwaitEarlier):
-            return lease.wait(question.timeout, self._follow_up)
-        if isinstance(question, Await):
-            facts.tell(Outcome.WAITING, details={"waits": True})
-            try:
-                return lease.wait(question.timeout, self._follow_up, facts.is_eager)
-            finally:
-                facts.tell(Outcome.WAITING, details={"waits": False})
-        assert isinstance(question, Park)
-        parking = act.parking_of(facts, self.state, self.request, question)
-        return facts.locks.server.run(park(facts.claim, parking))
 
     def _follow_up(self, answer: Busy | Parked | Free | Settled) -> None:
         claim = self.facts.claim
