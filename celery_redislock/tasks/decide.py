@@ -226,11 +226,9 @@ class HasResult:
     Attributes:
         done: the lock server's answer that leaves this open; None: the message was published again
             only to end its task, which was replaced.
-        wish: see `Try`.
     """
 
     done: Done | None = None
-    wish: Await | Park | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -255,6 +253,7 @@ Question: TypeAlias = Try | Await | AwaitEarlier | Park | HasResult | Meet
 Answer: TypeAlias = Acquired | Busy | Done | Parked | Free | Full | Older | LockUnavailable
 Step: TypeAlias = Question | Outcomes
 FIRST: Final = Try()
+AGAIN: Final = Try(again=True)
 #: What a policy gets that is asked before the lock server is.
 NOBODY: Final = Busy(None, 0.0, "other")
 
@@ -269,8 +268,7 @@ def first(facts: Facts, state: State) -> Step:
         # In the room, the copies of a fanout exchange would be one entry.
         if not (facts.is_eager or message.fanout or is_later):
             return Meet(facts.policy, NOBODY, admits=True)
-    may_note = facts.policy.turns_away and state.may_have_copies
-    return _try(facts, state) if may_note else FIRST
+    return _try(facts, state)
 
 
 def step(facts: Facts, state: State, asked: Question, answer: Any) -> tuple[State, Step]:
@@ -308,7 +306,7 @@ def step(facts: Facts, state: State, asked: Question, answer: Any) -> tuple[Stat
     if isinstance(answer, Busy):
         return _busy(facts, state, asked, wish, answer)
     if isinstance(answer, Done):
-        return _done(facts, state, wish, answer)
+        return _done(facts, state, answer)
     if isinstance(answer, Free):
         return state, _try(facts, state, wish)
     if isinstance(answer, Older):
@@ -368,26 +366,26 @@ def _behind(facts: Facts, state: State, outcome: Outcome, busy: Busy) -> PutOff:
     return PutOff(countdown, outcome, busy.holder, is_alone=False)
 
 
-def _done(facts: Facts, state: State, wish: Await | Park | None, done: Done) -> tuple[State, Step]:
+def _done(facts: Facts, state: State, done: Done) -> tuple[State, Step]:
     """End a copy of a message whose task has run; run what is no copy, or whose run died."""
     message, note = state.message, done.note
     if note.replaced_by is not None:
         # The replaced run may have ended within its grace, with a result of its own.
         by = TurnedAway(Outcome.REPLACED, note.replaced_by)
-        return state, HasResult(done, wish) if facts.began else by
+        return state, HasResult(done) if facts.began else by
     if note.is_of_another_message(message.sent):
-        return state, Try(again=True, wish=wish)
+        return state, AGAIN
     # A task may be sent again under the same id, after its run ended. That can be told from a copy
     # only if this broker says which messages are copies.
     says_copies = message.sent or not facts.locks.redelivery.copies_any_time
     is_copy = message.redelivered or note.is_of(message.sent) or not says_copies
     if not is_copy and max(message.age, message.waited) < done.age:
-        return state, Try(again=True, wish=wish)
+        return state, AGAIN
     if note.kind == notes.ENDED:
         return state, _as_copy(done)
     if note.kind == notes.PUBLISHING:
-        return _died(state, done, wish)
-    return state, HasResult(done, wish)
+        return _died(state, done)
+    return state, HasResult(done)
 
 
 def _looked_up(
@@ -402,10 +400,10 @@ def _looked_up(
     # Its result is stored, and what follows it is published.
     if has_result is not False:
         return state, _as_copy(done)
-    return _died(state, done, asked.wish)
+    return _died(state, done)
 
 
-def _died(state: State, done: Done, wish: Await | Park | None) -> tuple[State, Step]:
+def _died(state: State, done: Done) -> tuple[State, Step]:
     """The process died after the body, before Celery stored the result or published what follows;
     or that is still under way.
     """
@@ -413,7 +411,7 @@ def _died(state: State, done: Done, wish: Await | Park | None) -> tuple[State, S
     if done.age < RESULT_DUE:
         # The next message must count as a copy too, though it is received later.
         return copy, PutOff(1.0)
-    return copy._replace(reruns=True), Try(again=True, reruns=True, wish=wish)
+    return copy._replace(reruns=True), Try(again=True, reruns=True)
 
 
 def _is_another_queues(state: State, answer: Answer) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import time
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -33,9 +34,11 @@ from celery_redislock.policies import Policy
 from celery_redislock.protocol import notes
 from celery_redislock.protocol.claims import Acquired, Busy, Done, Free, Full, Older, Parked
 from celery_redislock.protocol.clock import clock
+from celery_redislock.protocol.entries import slot_of
 from celery_redislock.protocol.holders import Holder
 from celery_redislock.tasks import decide
 from celery_redislock.tasks.decide import (
+    AGAIN,
     FIRST,
     GO,
     NOBODY,
@@ -66,10 +69,12 @@ OWN, EARLIER, FOR_MESSAGE = (
     BUSY._replace(for_message=True),
 )
 NEWER = BUSY._replace(relation="newer")
+#: Another one than the first.
+LATER = BUSY._replace(holder=Holder(task="t", task_id="later"))
 GOT = Acquired("{}", 1, 0.0)
 AWAY = LockUnavailable("a key", None, "the server is away")
 PARKED, FREE, FULL = Parked({}), Free({}), Full()
-AGAIN, RERUNS = Try(again=True), Try(again=True, reruns=True)
+RERUNS = Try(again=True, reruns=True)
 AWAIT_EARLIER = AwaitEarlier(1.0)
 SKIP = Skip()
 
@@ -210,6 +215,14 @@ TABLE: dict[str, tuple[Case, list[Answer], list[Question], Outcomes]] = {
     "its earlier attempt ends, and another one is faster": (
         RETRY, [EARLIER, BUSY], [AWAIT_EARLIER], SKIPPED,
     ),
+    "its earlier attempt goes on, and the lock is short": (
+        Case({"lock_ttl": 1.5}, raw={"retries": 1}), [EARLIER, GOT], [AwaitEarlier(0.5)], GO,
+    ),
+    "its newer attempt": (NEW, [NEWER], [], deferred(1.0, is_alone=False, comes_anew=False)),
+    "its newer attempt, around it": (EAGER, [NEWER], [], SKIPPED),
+    "its newer attempt, of what cannot come back": (
+        Case(mark={"fanout": True, "queue": None}), [NEWER], [], SKIPPED,
+    ),
     "its earlier attempt, around it": (EAGER, [EARLIER], [], GoUnlocked()),
     # It has run.
     "it has run": (NEW, [done()], [], DONE_ELSEWHERE),
@@ -233,6 +246,9 @@ TABLE: dict[str, tuple[Case, list[Answer], list[Question], Outcomes]] = {
         deferred(1.0, Outcome.REDELIVERED, is_alone=False),
     ),
     "it was sent again under its id": (NEW, [done(sent="other"), GOT], [AGAIN], GO),
+    "it was sent again under its id, and has waited for long": (
+        Case(mark={"received": clock() - 90.0}), [done(sent="other", age=60.0), GOT], [AGAIN], GO,
+    ),
     "it was sent after that": (
         Case(header={"sent": ""}, mark={"sent": ""}),
         [done(sent="", age=60.0), GOT], [AGAIN], GO,
@@ -246,6 +262,9 @@ TABLE: dict[str, tuple[Case, list[Answer], list[Question], Outcomes]] = {
         [done(sent="", age=60.0)], [], DONE_ELSEWHERE,
     ),
     "it was replaced": (NEW, [done(by=HOLDER)], [], TurnedAway(Outcome.REPLACED, HOLDER)),
+    "it was replaced, and had not ended": (
+        COPY, [done(by=HOLDER)], [], TurnedAway(Outcome.REPLACED, HOLDER),
+    ),
     "it was replaced, but had ended": (
         COPY._replace(result=True), [done(by=HOLDER)], [], DONE_ELSEWHERE,
     ),
@@ -288,6 +307,11 @@ TABLE: dict[str, tuple[Case, list[Answer], list[Question], Outcomes]] = {
         policy(Wait(timeout=3)), [BUSY, FOR_MESSAGE, PARKED],
         [Await(BUSY, 3, SKIP), Park(FOR_MESSAGE, give_up=3, then=SKIP)], QUEUED,
     ),
+    "wait for a message, and it is gone for a moment": (
+        policy(Wait(timeout=3)), [BUSY, FOR_MESSAGE, FREE, EARLIER, LATER, PARKED],
+        [Await(BUSY, 3, SKIP), Park(FOR_MESSAGE, give_up=3, then=SKIP), FIRST, AWAIT_EARLIER,
+         Park(LATER, give_up=3, then=SKIP)], Waits(Outcome.QUEUED, LATER.holder),
+    ),
     "wait for a message, and have waited before": (
         policy(Wait(timeout=3), header={"gave_up": True}), [BUSY, FOR_MESSAGE],
         [Await(BUSY, 3, SKIP)], SKIPPED,
@@ -295,6 +319,10 @@ TABLE: dict[str, tuple[Case, list[Answer], list[Question], Outcomes]] = {
     "queue": (policy(Queue()), [BUSY, PARKED], [Park(BUSY, then=SKIP)], QUEUED),
     "queue, of some length": (
         policy(Queue(limit=2)), [BUSY, FULL], [Park(BUSY, limit=2, then=SKIP)], SKIPPED,
+    ),
+    "queue, of some length, and then something else": (
+        policy(Queue(limit=2, then=Raise())), [BUSY, FULL], [Park(BUSY, limit=2, then=Raise())],
+        TurnedAway(Outcome.RAISED, HOLDER),
     ),
     "queue, and the lock is free by then": (
         policy(Queue()), [BUSY, FREE, GOT], [Park(BUSY, then=SKIP), FIRST], GO,
@@ -317,6 +345,18 @@ TABLE: dict[str, tuple[Case, list[Answer], list[Question], Outcomes]] = {
     ),
     "queue, from a fanout exchange": (
         policy(Queue(), mark={"fanout": True}), [BUSY], [], deferred(1.0),
+    ),
+    "queue, from a fanout exchange, for long": (
+        policy(Queue(), mark={"fanout": True}, header={"deferrals": 9}), [BUSY], [],
+        deferred(10.0),
+    ),
+    "coalesce with a result, and nobody would run it": (
+        policy(Coalesce(result="r"), is_eager=True), [BUSY], [],
+        TurnedAway(Outcome.SKIPPED_WITH_RESULT, HOLDER, "r"),
+    ),
+    "replace with a result, as a retry": (
+        policy(Replace(result="r"), raw={"retries": 1}), [BUSY], [],
+        TurnedAway(Outcome.SKIPPED_WITH_RESULT, HOLDER, "r"),
     ),
     "queue, and nobody would run it": (policy(Queue(), is_eager=True), [BUSY], [], SKIPPED),
     "coalesce": (
@@ -380,6 +420,49 @@ def test_what_waits_in_the_room_may_be_there_unless_the_server_says_that_it_is_n
     assert state.may_have_copies
 
 
+@pytest.mark.parametrize(("case", "member"), [
+    (policy(Queue()), "this:0.0"),
+    (policy(Coalesce()), slot_of("t")),
+    (policy(Coalesce(), raw={"retries": 1}), "this:0.1"),
+    (policy(Replace()), slot_of("t")),
+], ids=["queue", "coalesce", "a retry that coalesces", "replace"])  # fmt: skip
+def test_who_is_the_newest_of_its_name_takes_the_slot_for_it(case, member):
+    assert walk(case, [BUSY, PARKED]).state.parks_as == member
+
+
+def test_who_begins_to_wait_notes_since_when_and_when_it_came():
+    received = clock() - 5.0
+    busy = BUSY._replace(at=1000.0, sent_at=received + 2.0)
+    case = policy(Queue(), mark={"received": received})
+
+    message = walk(case, [busy, PARKED]).state.message
+
+    assert message.since == pytest.approx(time.time(), abs=60)
+    assert message.arrived == pytest.approx(998.0)
+    before = {"since": 5.0, "arrived": 6.0}
+    message = walk(case._replace(header=before), [busy, PARKED]).state.message
+    assert {"since": message.since, "arrived": message.arrived} == before
+    message = walk(case._replace(raw={"retries": 1}), [busy, PARKED]).state.message
+    assert message.arrived is None, "a retry came when its first attempt did"
+
+
+def test_a_task_whose_time_is_over_leaves_the_room_before_its_policy_is_asked():
+    for header, leaves in (({}, False), ({"gave_up": True}, True)):
+        facts, state = Case(header=header).delivery()
+        _, meet = decide.step(facts, state, FIRST, BUSY)
+        assert meet == Meet(facts.policy, BUSY, leaves=leaves)
+
+
+@pytest.mark.parametrize(("known", "is_lasting"), [
+    ({}, False), ({"copied": True}, True), ({"redelivered": True}, True), ({"fanout": True}, True),
+], ids=repr)  # fmt: skip
+def test_a_note_lasts_if_a_copy_may_come_after_the_acknowledgement(known, is_lasting):
+    _, state = NEW.delivery()
+    state = state._replace(**known) if "copied" in known else state.learn(**known)
+    note = state.note_of(notes.ENDED)
+    assert note == (notes.lasting(notes.ENDED) if is_lasting else notes.ENDED)
+
+
 def test_a_burst_waits_before_the_lock_is_asked_for():
     quiet = Park(NOBODY, newest=True, quiet=(5.0, 60.0))
     walked = walk(policy(Debounce(quiet=5, max_wait=60)), [PARKED])
@@ -397,14 +480,21 @@ def test_a_message_that_only_ends_its_task_asks_for_no_lock(result):
     assert (walked.asked, walked.decision) == ([], ends)
 
 
-def test_the_server_notes_an_end_that_it_finds_out_itself():
-    facts, state = policy(Skip()).delivery()
+@pytest.mark.parametrize(("options", "notes_it"), [
+    ({"on_conflict": Skip()}, True),
+    ({"on_conflict": Raise()}, True),
+    ({"on_conflict": Raise(), "acks_late": True, "acks_on_failure_or_timeout": False}, False),
+    ({"on_conflict": Defer()}, False),
+], ids=repr)  # fmt: skip
+def test_the_server_notes_an_end_that_it_finds_out_itself(options, notes_it):
+    facts, state = Case(options).delivery()
     state = state._replace(may_have_copies=True)
     asked = decide.first(facts, state)
-    assert asked == Try(note=notes.EXPECTS_RESULT)
-    for busy, is_noted in ((BUSY, True), (EARLIER, False)):
+    assert asked == Try(note=notes.EXPECTS_RESULT if notes_it else "")
+    for busy, is_end in ((BUSY, True), (EARLIER, False)):
         after, _ = decide.step(facts, state, asked, busy)
-        assert after.is_noted == is_noted
+        assert after.is_noted == (notes_it and is_end)
+        assert after.is_counted == (facts.policy.turns_away and is_end)
         assert after.first_busy == busy
 
 
