@@ -136,6 +136,9 @@ class AsyncAcquisition:
             Whether the lock was still held.
         """
         self._check_loop()
+        return self._give_back()
+
+    def _give_back(self) -> Coroutine[Any, Any, bool]:
         lease = self._lease
         if lease.is_over or lease.inherited:
             return _false()
@@ -301,7 +304,7 @@ class AsyncAcquisition:
             LockLost: it was lost, and the block ended without an error of its own.
         """
         if not self._is_ended:
-            await self.release()
+            await self._give_back()
             if self._lease.is_lost and not failed:
                 raise self._lease.lost_error()
 

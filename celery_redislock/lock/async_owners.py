@@ -35,35 +35,21 @@ class Acquisitions:
 
     def request(self) -> tuple[Request, list[Request]]:
         """Note that this task asks for the lock from now on. See `note_request`."""
-        return note_request(self._lock, self._held_for)
+        return note_request(self._lock)
 
     def add(self, request: Request, held: AsyncAcquisition, is_known: bool) -> None:
         """Keep what was acquired for this request. `is_known`: warn others who release it."""
-        self._acquired[request] = held
+        self._acquired[request], request.acquired = held, weakref.ref(held)
         if is_known:
             task = request.task and request.task()
             self._last, self._last_task = weakref.ref(held), task.get_name() if task else ""
-
-    def _held_for(self, request: Request) -> AsyncAcquisition | None:
-        """What was acquired for this request and not released, even if it was lost."""
-        held = self._acquired.get(request)
-        return None if held is None or held._is_ended else held
-
-    def held(
-        self, requests: Iterable[Request], keys: LockKeys | None = None
-    ) -> AsyncAcquisition | None:
-        """The first that is held for these requests, of the lock with these keys."""
-        for held in map(self._held_for, requests):
-            if held is not None and keys in (None, held._lease.claim.keys):
-                return held
-        return None
 
     @property
     def here(self) -> AsyncAcquisition | None:
         """What this task acquired last and has not released; if it has not asked, what the task
         acquired from which it has its context.
         """
-        held = self.held(requests_here(self._lock, self._held_for))
+        held = first_held(requests_here(self._lock))
         return None if held is None or held._is_of_another_loop else held
 
     def enter(self, held: AsyncAcquisition) -> None:
@@ -99,3 +85,14 @@ class Acquisitions:
             " %r. Release it there, or by what `async with lock as held` gives",
             held.key, self._last_task, task and task.get_name(),
         )  # fmt: skip
+
+
+def first_held(
+    requests: Iterable[Request], keys: LockKeys | None = None
+) -> AsyncAcquisition | None:
+    """The first that is held for these requests, of the lock with these keys."""
+    for request in requests:
+        held: AsyncAcquisition | None = request.held
+        if held is not None and keys in (None, held._lease.claim.keys):
+            return held
+    return None

@@ -16,7 +16,7 @@ from ..protocol.holders import Holder
 from ..protocol.keys import LockKeys
 from ..servers.loops import for_this_loop
 from .async_acquisition import AsyncAcquisition, Lost
-from .async_owners import Acquisitions
+from .async_owners import Acquisitions, first_held
 from .lease import Lease
 from .named import NamedLock
 from .ownership import Request, out_of_sight
@@ -245,9 +245,9 @@ class AsyncRedisLock(NamedLock):
         """Take this lock within so many seconds. See `acquire`."""
         _running_loop(self)
         server = await for_this_loop(self._server)
-        earlier = self._acquired.held(own, keys)
+        earlier = first_held(own, keys)
         if earlier is not None and earlier._lease.is_lost:
-            await earlier.release()
+            await earlier._give_back()
         elif earlier is not None and timeout is None and self._beats:
             raise LockConflict(keys.lock, earlier._lease.holder)
         held = AsyncAcquisition(self._server, self._claim(keys), server, self._beats)

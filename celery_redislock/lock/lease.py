@@ -49,7 +49,7 @@ class Lease(Right):
         fence: an int that rises with every acquisition of the key. Pass it to the resource, which
             must refuse a lower one than it has seen. That gives correctness; the lock alone does
             not (Kleppmann, "How to do distributed locking", 2016). 0 while not acquired.
-        heir: the task's next message, to which the lock is left instead of being released.
+        heir: the task's next message, to which the lock is left when the run ends, or None.
         unheard: the release to repeat, if the server did not answer it; else None.
         beats: the heartbeat extends the lock.
         is_orphaned: whoever could release the lock is gone. See `orphan`.
@@ -107,7 +107,7 @@ class Lease(Right):
     @property
     def is_held(self) -> bool:
         """Whether this process believes that it holds the lock. Does not ask the server."""
-        if self.is_over or self.inherited or self.is_lost:
+        if self.is_over or self.is_orphaned or self.inherited or self.is_lost:
             return False
         return self.fence > 0 and clock() < self.deadline
 
@@ -185,16 +185,13 @@ class Lease(Right):
         on_busy: Callable[[Busy], None] | None = None,
         for_message: bool = True,
     ) -> Acquired | Busy | Done:
-        """Wait until the lock is taken.
+        """Wait until the lock is taken. See `waiting`.
 
         Args:
             timeout: seconds; None waits for ever.
             on_busy: called with each answer that somebody else has the lock, except the answer
                 that is returned.
             for_message: wait also while the lock is kept for a message in the queue.
-
-        Raises:
-            LockUnavailable: the server did not answer in time.
         """
         return self._go(waiting(self.claim, timeout, for_message), on_busy)
 
@@ -239,10 +236,6 @@ class Lease(Right):
         stray = self.unanswered > 0
         return Release(note, always, min_hold, stray, leaves, publishes, self.end(how))
 
-    def leave_at_end(self, heir: Heir) -> None:
-        """Note that the lock is left to this message when the run ends."""
-        self.heir = heir
-
     def leave_to(self, heir: Heir, how: str = past.NOT_RUN) -> bool:
         """Leave the lock to a message of this task now. `how` tells the history how the run ended.
 
@@ -280,7 +273,6 @@ class Lease(Right):
         """
         if self.given_back or self.is_orphaned:
             return
-        self.is_orphaned = True
         heartbeat.discard(self, wait=False)
         if self.beats and self.is_held:
             text = (
@@ -288,6 +280,7 @@ class Lease(Right):
                 " %g s"
             )
             heartbeat.call_soon(partial(logger.warning, text, self.key, why, self.ttl))
+        self.is_orphaned = True
 
     def _go(
         self, steps: Generator[Step | Ask, Any, T], on_busy: Callable[[Busy], None] | None = None

@@ -224,10 +224,9 @@ class RedisLock(NamedLock):
             LockUnavailable: the server did not answer in time.
         """
         self.ensure()
-        own, others = self._lease, self._acquired.others
-        lease = own or others
+        own, lease = self._lease, self._acquired.known
         # Only the lock's own thread may take a vanished lock again: it may just have released it.
-        if lease is None or not lease.extend_now(retake=own is not None):
+        if lease is None or lease.is_orphaned or not lease.extend_now(retake=lease is own):
             self.ensure()
             raise LockLost(self.key)
         return True

@@ -102,11 +102,6 @@ class Owners:
         return owner if owner is not None and owner.is_here else None
 
     @property
-    def others(self) -> Lease | None:
-        """The last acquisition in any thread, as long as that thread lives."""
-        return None if self._last is None or self._last.is_orphaned else self._last
-
-    @property
     def known(self) -> Lease | None:
         """What this thread acquired and has not released, even if it was lost: with the fence of
         another thread, its late writes would be accepted. Else what the last thread acquired.

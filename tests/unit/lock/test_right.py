@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -255,6 +257,24 @@ def test_what_is_told_of_an_end(right, before, then, told) -> None:
     BEFORE[then](right)
 
     assert [(news.kind, news.ends) for news in right.told] == told
+
+
+def test_of_threads_that_find_out_at_a_time_one_tells(right) -> None:
+    for _ in range(200):
+        right = Heard()
+        right.take(Acquired("stored", 7, sent_at=0.0))
+        ready = threading.Barrier(4)
+
+        def find_out(right: Heard = right, ready: threading.Barrier = ready) -> None:
+            ready.wait()
+            right.lose("why")
+            right.be_replaced(NEWER)
+
+        with ThreadPoolExecutor(4) as pool:
+            for _ in range(4):
+                pool.submit(find_out)
+
+        assert right.kinds == [LOST]
 
 
 #: The answer to the question why a release did not find the lock, and what it comes to.
