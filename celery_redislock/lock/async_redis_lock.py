@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from datetime import timedelta
 from functools import wraps
 from types import TracebackType
@@ -14,14 +14,12 @@ from ..errors import LockConflict, LockLost
 from ..protocol.calls import holder_of
 from ..protocol.holders import Holder
 from ..protocol.keys import LockKeys
-from ..servers.factory import Client
 from ..servers.loops import for_this_loop
 from .async_acquisition import AsyncAcquisition, Lost
-from .async_lease import AsyncLease
-from .async_owners import Acquisitions
-from .named import Name, NamedLock, check_decorated
+from .async_owners import Acquisitions, first_held
+from .lease import Lease
+from .named import NamedLock
 from .ownership import Request, out_of_sight
-from .sources import CeleryApp
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -68,42 +66,24 @@ class AsyncRedisLock(NamedLock):
         RuntimeError: a method is called in another event loop, or where no loop of asyncio runs.
     """
 
-    def __init__(
-        self,
-        source: Client | str | CeleryApp,
-        name: Name,
-        ttl: float | timedelta = 30,
-        heartbeat: bool = True,
-        *,
-        timeout: float | timedelta | None = 10,
-        prefix: str | None = None,
-        history: int | None = None,
-        label: str | None = None,
-        transport_options: Mapping[str, Any] | None = None,
-    ) -> None:
-        super().__init__(
-            *(source, name, ttl, heartbeat),
-            timeout=timeout,
-            prefix=prefix,
-            history=history,
-            label=label,
-            transport_options=transport_options,
-        )
+    _is_async = True
+
+    def _begin(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._acquired = Acquisitions(self)
 
     @property
     def fence(self) -> int:
         """The fencing token of this task's acquisition; 0 if it has none. See `Lease`."""
-        lease = self._lease
-        return 0 if lease is None else lease.fence
+        held = self._acquired.here
+        return 0 if held is None else held.fence
 
     @property
     def lost(self) -> Lost:
         """True if the acquisition with this `fence` cannot be confirmed now. `ensure` asks the
         server; `await lost.wait()` waits until the lock is lost or released.
         """
-        return Lost(self._lease)
+        return Lost(self._acquired.here)
 
     def ensure(self) -> Coroutine[Any, Any, None]:
         """Return if this task holds the lock.
@@ -111,10 +91,10 @@ class AsyncRedisLock(NamedLock):
         Raises:
             LockLost: it does not, or the lock was lost.
         """
-        return self._ensure(self._lease)
+        return self._ensure(self._acquired.here)
 
-    async def _ensure(self, lease: AsyncLease | None) -> None:
-        await self._acquisition(lease).ensure()
+    async def _ensure(self, held: AsyncAcquisition | None) -> None:
+        await self._found(held).ensure()
 
     async def holder(self) -> Holder | None:
         """Who holds the lock, or None.
@@ -172,8 +152,8 @@ class AsyncRedisLock(NamedLock):
         Returns:
             Whether the lock was still held.
         """
-        lease = self._lease
-        return self._release_nothing() if lease is None else lease.give_back()
+        held = self._acquired.here
+        return self._release_nothing() if held is None else held.release()
 
     async def _release_nothing(self) -> bool:
         self._bind()
@@ -190,16 +170,16 @@ class AsyncRedisLock(NamedLock):
             LockLost: this task does not hold the lock, or it was lost.
             LockUnavailable: the server did not answer in time.
         """
-        return self._extend(self._lease)
+        return self._extend(self._acquired.here)
 
-    async def _extend(self, lease: AsyncLease | None) -> bool:
-        return await self._acquisition(lease).extend()
+    async def _extend(self, held: AsyncAcquisition | None) -> bool:
+        return await self._found(held).extend()
 
     async def __aenter__(self) -> AsyncAcquisition:
         self._bind()
-        lease = await self._enter(self._keys)
-        self._acquired.enter(lease)
-        return AsyncAcquisition(lease)
+        held = await self._enter(self._keys)
+        self._acquired.enter(held)
+        return held
 
     async def __aexit__(
         self,
@@ -207,9 +187,9 @@ class AsyncRedisLock(NamedLock):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        lease = self._acquired.leave()
-        if lease is not None:
-            await _leave(lease, kind)
+        held = self._acquired.leave()
+        if held is not None:
+            await held._leave(failed=kind is not None)
 
     def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
         """Decorate a coroutine function: each call takes the lock, as `async with` does.
@@ -218,60 +198,65 @@ class AsyncRedisLock(NamedLock):
             ConfigError: it is no coroutine function; `RedisLock` decorates other functions. Or a
                 template or callable does not fit its arguments.
         """
-        check_decorated(self, function, is_async=True)
         keys_of = self._keys_of_calls(function)
 
         @wraps(function)
         async def locked(*args: P.args, **kwargs: P.kwargs) -> T:
             __tracebackhide__ = True
-            async with _Holding(self, keys_of(args, kwargs)):
-                return await function(*args, **kwargs)
+            held = await self._enter(keys_of(args, kwargs))
+            try:
+                result = await function(*args, **kwargs)
+            except BaseException:
+                await held._leave(failed=True)
+                raise
+            await held._leave(failed=False)
+            return result
 
         return locked
 
     @property
-    def _lease(self) -> AsyncLease | None:
-        return self._acquired.here
+    def _lease(self) -> Lease | None:
+        held = self._acquired.here
+        return None if held is None else held._lease
 
-    def _acquisition(self, lease: AsyncLease | None) -> AsyncAcquisition:
-        """What a task acquired, for users.
+    def _found(self, held: AsyncAcquisition | None) -> AsyncAcquisition:
+        """What a task acquired.
 
         Raises:
-            LockLost: it has none.
+            LockLost: it has nothing.
         """
-        if lease is None:
+        if held is None:
             self._bind()
             raise LockLost(self.key)
-        return AsyncAcquisition(lease)
+        return held
 
     # -- acquiring ------------------------------------------------------------------------
 
-    async def _enter(self, keys: LockKeys) -> AsyncLease:
+    async def _enter(self, keys: LockKeys) -> AsyncAcquisition:
         """Take this lock as `async with` does."""
-        lease = await self._take(*self._acquired.request(), self._timeout, keys)
-        if lease is None:
+        held = await self._take(*self._acquired.request(), self._timeout, keys)
+        if held is None:
             raise LockConflict(keys.lock, await self._holder_of(keys))
-        return lease
+        return held
 
     async def _take(
         self, request: Request, own: list[Request], timeout: float | None, keys: LockKeys
-    ) -> AsyncLease | None:
+    ) -> AsyncAcquisition | None:
         """Take this lock within so many seconds. See `acquire`."""
         _running_loop(self)
         server = await for_this_loop(self._server)
-        held = self._acquired.held(own, keys)
-        if held is not None and held.is_lost:
-            await held.give_back()
-        elif held is not None and timeout is None and self._beats:
-            raise LockConflict(keys.lock, held.holder)
-        lease = AsyncLease(self._server, self._claim(keys), server, beats=self._beats)
-        if not await lease.acquire_in_time(timeout):
+        earlier = first_held(own, keys)
+        if earlier is not None and earlier._lease.is_lost:
+            await earlier._give_back()
+        elif earlier is not None and timeout is None and self._beats:
+            raise LockConflict(keys.lock, earlier._lease.holder)
+        held = AsyncAcquisition(self._server, self._claim(keys), server, self._beats)
+        if not await held._acquire(timeout):
             return None
-        if held is not None:
-            held.abandon()  # it had no heartbeat, and has expired
-            held.tell()
-        self._acquired.add(request, lease, is_known=not self._is_filled)
-        return lease
+        if earlier is not None:
+            earlier._abandon()  # it had no heartbeat, and has expired
+        self._acquired.add(request, held, is_known=not self._is_filled)
+        return held
 
     def _bind(self) -> None:
         """Bind the object to the loop that runs."""
@@ -283,37 +268,6 @@ class AsyncRedisLock(NamedLock):
                 f"{self!r} belongs to another event loop, which first used it; make one for each"
                 " loop. The locks exclude each other all the same"
             )
-
-
-class _Holding:
-    """A block in which a task holds a lock: a call of a function that the lock decorates.
-
-    Args:
-        lock: the lock.
-        keys: which one, if its name is filled from the call's arguments.
-    """
-
-    def __init__(self, lock: AsyncRedisLock, keys: LockKeys) -> None:
-        self._lock = lock
-        self._keys = keys
-
-    async def __aenter__(self) -> None:
-        self._lease = await self._lock._enter(self._keys)
-
-    async def __aexit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        await _leave(self._lease, kind)
-
-
-async def _leave(lease: AsyncLease, kind: type[BaseException] | None) -> None:
-    """Release a lock at the end of a block.
-
-    Raises:
-        LockLost: it was lost, and the block ended without an error of its own.
-    """
-    if not lease.is_ended:
-        await lease.give_back()
-        if lease.is_lost and kind is None:
-            raise lease.lost_error()
 
 
 def _running_loop(lock: AsyncRedisLock) -> asyncio.AbstractEventLoop:

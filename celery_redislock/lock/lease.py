@@ -1,25 +1,31 @@
-"""A lease: one acquisition of a lock, from the claim to the release."""
+"""A lease: one acquisition of a lock by a thread, kept alive from the claim to the release."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import sys
 import time
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 from ..errors import LockUnavailable
 from ..protocol import past
 from ..protocol.calls import Release, acquire, hold, settle
-from ..protocol.claims import Acquired, Busy, Done, Extended, Settled
+from ..protocol.claims import Acquired, Busy, Claim, Done, Extended, Extension, Settled
 from ..protocol.clock import clock
-from ..protocol.exchange import Call
-from ..protocol.log import get_logger
-from ..protocol.waiting import Answer, Block, Step, Try, waiting
+from ..protocol.log import fields, get_logger
+from ..protocol.waiting import Sleep, Step, Try, waiting
+from ..servers.server import Server
+from .greenlets import AT_ONCE, PATCHERS, teller_here
 from .heartbeat import heartbeat
-from .held import GONE, Held, extension_of, say_not_released, why_gone
+from .right import LOST, TAKEN_AGAIN, Ask, News, Right
 
 logger = get_logger()
+
+T = TypeVar("T")
 
 
 class Heir(NamedTuple):
@@ -31,25 +37,49 @@ class Heir(NamedTuple):
     seconds: float
 
 
-class Lease(Held):
-    """One delivery's acquisition of a lock. In a task it is `self.lock`.
+class Lease(Right):
+    """One acquisition of a lock. In a task it is `self.lock`.
+
+    The heartbeat refers to this object weakly, so that a lock that its owner dropped expires.
 
     Attributes:
+        server: where the lock is.
         key: the lock's whole key in Redis.
         ttl: seconds that the lock outlives a dead holder.
         fence: an int that rises with every acquisition of the key. Pass it to the resource, which
             must refuse a lower one than it has seen. That gives correctness; the lock alone does
             not (Kleppmann, "How to do distributed locking", 2016). 0 while not acquired.
-        heir: the task's next message, to which the lock is left instead of being released.
-        asked: we have asked for the lock, so the server may have given it to us.
-        in_doubt: the server may have carried out a request for the lock whose reply got lost.
+        heir: the task's next message, to which the lock is left when the run ends, or None.
         unheard: the release to repeat, if the server did not answer it; else None.
-        tried_to_release: the server may have given the lock back already.
+        beats: the heartbeat extends the lock.
+        is_orphaned: whoever could release the lock is gone. See `orphan`.
+        loss_is_told: the loss was logged, and `on_lost` was called.
+        teller: what logs for this lock, where threads are patched.
+        pid: the process that holds the lock.
     """
 
     heir: Heir | None = None
     unheard: Release | None = None
-    asked = in_doubt = tried_to_release = False
+    is_orphaned = loss_is_told = False
+    teller = AT_ONCE
+
+    def __init__(
+        self,
+        server: Server,
+        claim: Claim,
+        *,
+        max_hold: float | None = None,
+        beats: bool = True,
+        listens: bool = False,
+        on_lost: Callable[[Any], None] | None = None,
+        on_extended: Callable[[Any, float, bool], None] | None = None,
+    ) -> None:
+        super().__init__(claim, max_hold, listens)
+        self.server = server
+        self.pid = os.getpid()
+        self.beats = beats
+        self._on_lost = on_lost
+        self._on_extended = on_extended
 
     def __repr__(self) -> str:
         return f"<Lease of {self.key} fence={self.fence} lost={self.is_lost}>"
@@ -65,9 +95,50 @@ class Lease(Held):
         return self.holder.label
 
     @property
+    def inherited(self) -> bool:
+        """Whether this process is a fork of the one that holds the lock."""
+        return self.pid != os.getpid()
+
+    @property
     def given_back(self) -> bool:
         """Whether, as far as we know, the server does not keep the lock for us."""
         return self.is_over or not self.asked
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this process believes that it holds the lock. Does not ask the server."""
+        if self.is_over or self.is_orphaned or self.inherited or self.is_lost:
+            return False
+        return self.fence > 0 and clock() < self.deadline
+
+    @property
+    def lost(self) -> bool:
+        """True once ownership can no longer be confirmed, or a newer run waits for this one to end.
+        Then it stays True.
+
+        After the deadline this asks the server once more, which may take a twelfth of the ttl
+        for each server that is asked.
+        """
+        if self.is_lost or self.replaced_by is not None:
+            return True
+        if self.is_in_doubt:
+            if self.inherited or self.is_orphaned:
+                return True  # a forked child must not extend the lock, nor another thread
+            if self.may_extend(clock()):
+                # A success proves that nobody else had the lock. If only this request failed, the
+                # heartbeat has extended the lock meanwhile.
+                with contextlib.suppress(LockUnavailable):
+                    self.extend_now()
+        return self.is_lost
+
+    def ensure(self) -> None:
+        """Return if this is still the lock's holder.
+
+        Raises:
+            LockLost: the lock was lost.
+        """
+        if self.lost:
+            raise self.lost_error()
 
     def report(self) -> dict[str, Any]:
         """What this process knows of the lock, as plain data. Does not ask the server."""
@@ -86,7 +157,7 @@ class Lease(Held):
             "ttl": self.ttl,
         }
 
-    # -- acquiring ------------------------------------------------------------------------
+    # -- asking the server ----------------------------------------------------------------
 
     def acquire(
         self, hold_off: float | None = None, again: bool = False, note: str = ""
@@ -103,7 +174,7 @@ class Lease(Held):
         finally:
             self.in_doubt = call.in_doubt
         if isinstance(answer, Acquired):
-            self.begin(answer, answer.sent_at)
+            self.take(answer)
         else:
             self.asked = False
         return answer
@@ -114,57 +185,19 @@ class Lease(Held):
         on_busy: Callable[[Busy], None] | None = None,
         for_message: bool = True,
     ) -> Acquired | Busy | Done:
-        """Wait until the lock is taken.
+        """Wait until the lock is taken. See `waiting`.
 
         Args:
             timeout: seconds; None waits for ever.
             on_busy: called with each answer that somebody else has the lock, except the answer
                 that is returned.
             for_message: wait also while the lock is kept for a message in the queue.
-
-        Raises:
-            LockUnavailable: the server did not answer in time.
         """
-        steps = waiting(self.claim, timeout, for_message)
-        answer: Answer | None = None
-        try:
-            step = next(steps)
-            while True:
-                try:
-                    answer = self._do(step)
-                except LockUnavailable as exc:
-                    step = steps.throw(exc)
-                    continue
-                step = steps.send(answer)
-                if on_busy is not None and isinstance(answer, Busy):
-                    on_busy(answer)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
+        return self._go(waiting(self.claim, timeout, for_message), on_busy)
 
-    def _do(self, step: Step) -> Answer | None:
-        """Take one step of a wait."""
-        self.asked = self.in_doubt = True
-        if isinstance(step, Try):
-            return self._heard(step, self.server.run(step.call, hold_off=step.hold_off))
-        if isinstance(step, Block):
-            return self._heard(step, self.server.block(*step))
-        time.sleep(step.seconds)
-        return None
-
-    def _heard(self, step: Try | Block, answer: Answer) -> Answer | None:
-        """Take the answer to a step of a wait. Returns None if it came too late to rely on."""
-        self.in_doubt = False
-        if not isinstance(answer, Acquired):
-            self.asked = False
-            return answer
-        at = answer.sent_at if isinstance(step, Try) else clock()
-        # The right counts from before a block: nobody knows when the block ended.
-        if at >= answer.sent_at + self.ttl:
-            return None
-        self.begin(answer, at)
-        return answer
-
-    # -- giving the lock back -------------------------------------------------------------
+    def extend_now(self, retake: bool = True) -> bool:
+        """Extend the lock. Returns False if the lock is no longer ours. See `Right.extending`."""
+        return self._go(self.extending(retake))
 
     def release(self, release: Release = Release(), how: str = past.NOT_RUN) -> Settled | None:  # noqa: B008
         """Release the lock. Safe to call twice, late, or after a loss. See `calls.settle`.
@@ -176,10 +209,9 @@ class Lease(Held):
         Returns:
             The server's reply; None if the server was not asked, or did not answer.
         """
-        # Then the server has no lock of ours, as far as we know; or this is a fork of the holder.
         if self.is_over or not self.asked or self.pid != os.getpid():
             return None
-        release = self._to_release(release, how)
+        release = self.to_release(release, how)
         call = settle(self.claim, release)
         call.in_doubt, self.tried_to_release = self.tried_to_release, True
         try:
@@ -187,24 +219,22 @@ class Lease(Held):
             settled = self.server.run(call, once=not self.fence)
         except LockUnavailable as exc:
             self.is_over = True
-            say_not_released(self, exc)
+            self.say_not_released(exc)
             self.unheard = release
             return None
         if not settled.ours:
-            self._learn_why_gone(call)
+            self._go(self.asking_why(call))
         self.is_over = True
         return settled._replace(ours=False) if self.is_lost else settled
 
-    def _to_release(self, release: Release, how: str, wait: bool = True) -> Release:
+    def to_release(self, release: Release, how: str, wait: bool = True) -> Release:
         """How to release the lock, which is no longer extended. See `release`."""
         # Stop the heartbeat first: an extension sent after the release could revive the key.
         self.unanswered += heartbeat.discard(self, wait)
         self.is_released = True
-        return release._replace(run_end=self._end(how), stray=self.unanswered > 0)
-
-    def leave_at_end(self, heir: Heir) -> None:
-        """Note that the lock is left to this message when the run ends."""
-        self.heir = heir
+        note, always, min_hold, _, leaves, publishes, _ = release  # `_replace` takes thrice as long
+        stray = self.unanswered > 0
+        return Release(note, always, min_hold, stray, leaves, publishes, self.end(how))
 
     def leave_to(self, heir: Heir, how: str = past.NOT_RUN) -> bool:
         """Leave the lock to a message of this task now. `how` tells the history how the run ended.
@@ -216,12 +246,11 @@ class Lease(Held):
             return False
         self.unanswered += heartbeat.discard(self)
         try:
-            value, end = heir.value(self.stored), self._end(how)
-            call = hold(self.claim, value, heir.seconds, end)
+            call = hold(self.claim, heir.value(self.stored), heir.seconds, self.end(how))
             call.in_doubt, self.tried_to_release = self.tried_to_release, True
             ours = self.server.run(call)
             if not ours:
-                self._learn_why_gone(call)
+                self._go(self.asking_why(call))
         except LockUnavailable as exc:
             logger.warning(
                 "redislock: could not keep %s for the retry; it expires within %g s: %s",
@@ -231,40 +260,123 @@ class Lease(Held):
         self.is_over = True
         return ours
 
-    def _learn_why_gone(self, call: Call[Any]) -> None:
-        """Report the loss that this call found out, if it proves one that the run does not know."""
-        question, reply = self._question_why_gone(call), None
-        if question is None:
-            return
-        try:
-            with contextlib.suppress(LockUnavailable):
-                reply = self.server.run(question, once=True)
-        finally:
-            self._lose_at_release(reply)
-
-    def _question_why_gone(self, call: Call[Any]) -> Call[Extended] | None:
-        """What to ask if this call, which gives the lock back, did not find it. None if the run
-        knows, or must end for another one; or if we never had the lock, or nothing is proved.
-        """
-        if not self.fence or self.is_lost or self.replaced_by is not None or call.in_doubt:
-            return None
-        return extension_of(self, retake=False)[0]
-
-    def _lose_at_release(self, reply: Extended | None) -> None:
-        """Report a loss that only the release found out. `reply` answers the question why."""
-        self._lose(GONE if reply is None else why_gone(reply), at_release=True)
-
     def abandon(self) -> None:
         """Stop extending the lock. Another process knows its token, and releases it."""
         if not (self.given_back or self.inherited):
             heartbeat.discard(self)
             self.is_over = True
 
-    def _end(self, how: str) -> str:
-        """The end of the run, for the history."""
-        if not self.claim.history:
-            return ""
-        if not self.fence:
-            return past.NOT_RUN
-        how = past.LOST if self.is_lost else how
-        return past.end_text(self.fence, clock() - self.acquired_at, how)
+    def orphan(self, why: str) -> None:
+        """Nobody can release the lock any more: let it expire, and say so. Safe in a finalizer,
+        which the garbage collector may call anywhere: it waits for no mutex, and the heartbeat's
+        thread logs the warning.
+        """
+        if self.given_back or self.is_orphaned:
+            return
+        heartbeat.discard(self, wait=False)
+        if self.beats and self.is_held:
+            text = (
+                "redislock: %s was never released: %s. It is no longer extended and expires within"
+                " %g s"
+            )
+            heartbeat.call_soon(partial(logger.warning, text, self.key, why, self.ttl))
+        self.is_orphaned = True
+
+    def _go(
+        self, steps: Generator[Step | Ask, Any, T], on_busy: Callable[[Busy], None] | None = None
+    ) -> T:
+        """Take these steps. Returns what they return."""
+        try:
+            step = next(steps)
+            while True:
+                try:
+                    answer = self._do(step)
+                except BaseException as exc:
+                    step = steps.throw(exc)
+                    continue
+                step = steps.send(answer)
+                if on_busy is not None and isinstance(answer, Busy):
+                    on_busy(answer)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+    def _do(self, step: Step | Ask) -> Any:
+        """Take one step."""
+        if isinstance(step, Ask):
+            return self.server.run(step.call, once=step.once)
+        self.asked = self.in_doubt = True
+        if isinstance(step, Sleep):
+            return time.sleep(step.seconds)
+        if isinstance(step, Try):
+            answer, at = self.server.run(step.call, hold_off=step.hold_off), None
+        else:
+            answer, at = self.server.block(*step), clock()
+        self.in_doubt = False
+        return self.take(answer, at)
+
+    # -- the heartbeat --------------------------------------------------------------------
+
+    def keep_alive(self) -> None:
+        """See `Right.keep_alive`."""
+        if self.beats:
+            if not sys.modules.keys().isdisjoint(PATCHERS):  # which looks up only these
+                self.teller = teller_here()
+            heartbeat.add(self)
+
+    def extension(self, now: float) -> Extension | None:
+        """The extension to send now; None if the lock is no longer extended."""
+        return self.extension_at(now) if self.may_extend(now) else None
+
+    def answered(self, reply: Extended | LockUnavailable, sent_at: float, discarded: bool) -> None:
+        """Take the reply to an extension. See `Extendable`."""
+        if discarded:
+            # The lock was released while we asked: the release stopped waiting for this reply.
+            if isinstance(reply, Extended) and self.revived_by(reply):
+                self._undo()
+        elif isinstance(reply, LockUnavailable):
+            self.not_extended(reply.reason, clock())
+        else:
+            self.extended(reply, sent_at)
+
+    def _undo(self) -> None:
+        """Release a lock that an extension brought back."""
+        try:
+            self.server.run(settle(self.claim, Release(publishes=False)), purpose="heartbeat")
+        except LockUnavailable as exc:
+            self.teller.tell(partial(self.say_not_released, exc))
+
+    # -- reports, in a thread that may log ------------------------------------------------
+
+    def tell(self, news: News) -> None:
+        """Log this, and tell whoever wants to hear it."""
+        if news.kind is LOST:
+            heartbeat.discard(self, wait=False)
+        self.teller.tell(partial(self._report, news))
+
+    def _report(self, news: News) -> None:
+        kind, why, by, late, ends = news
+        if kind.text:
+            own, more = self.holder, {"holder": by} if by is not None else {"reason": why}
+            extra = kind.outcome and fields(
+                kind.outcome, self.key, task=own.task, task_id=own.task_id, attempt=own.attempt,
+                label=own.label, fence=self.fence, **more,
+            )  # fmt: skip
+            known = {"key": self.key, "holder": own, "why": why, "by": by and by.task_id}
+            words = [known[name] for name in kind.names.split()]
+            logger.log(kind.level, f"redislock: {kind.text}", *words, extra=extra or None)
+        try:
+            if ends and self._on_lost is not None:
+                self._on_lost(self)
+            if late is not None and self._on_extended is not None:
+                self._on_extended(self, late, kind is TAKEN_AGAIN)
+        finally:
+            self.loss_is_told = self.loss_is_told or kind is LOST
+
+    def say_not_released(self, error: LockUnavailable) -> None:
+        """Log that the server did not answer when the lock was given back."""
+        # If the lock was never confirmed, the caller reports that it could not be taken.
+        logger.log(
+            logging.WARNING if self.fence else logging.DEBUG,
+            "redislock: could not release %s; it expires within %g s: %s",
+            self.key, self.ttl, error.reason,
+        )  # fmt: skip

@@ -33,18 +33,20 @@ class NamedLock(ABC):
         ttl: seconds that the lock outlives a dead holder.
     """
 
+    _is_async = False
+
     def __init__(
         self,
         source: Client | str | CeleryApp,
         name: Name,
-        ttl: float | timedelta,
-        heartbeat: bool,
+        ttl: float | timedelta = 30,
+        heartbeat: bool = True,
         *,
-        timeout: float | timedelta | None,
-        prefix: str | None,
-        history: int | None,
-        label: str | None,
-        transport_options: Mapping[str, Any] | None,
+        timeout: float | timedelta | None = 10,
+        prefix: str | None = None,
+        history: int | None = None,
+        label: str | None = None,
+        transport_options: Mapping[str, Any] | None = None,
     ) -> None:
         self._kind = kind = type(self).__name__
         self.name = name
@@ -69,6 +71,11 @@ class NamedLock(ABC):
         self._fixed_keys: LockKeys | None = None
         if self._prefix is not None and isinstance(name, str):
             self._fixed_keys = lock_keys(self._prefix, name)
+        self._begin()
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Begin to note what is acquired, and whose it is."""
 
     def __repr__(self) -> str:
         return f"<{self._kind} {self.name!r} ttl={self.ttl:g}>"
@@ -109,11 +116,13 @@ class NamedLock(ABC):
         )
 
     def _keys_of_calls(self, function: Any) -> Callable[[Any, Any], LockKeys]:
-        """The keys of the lock for a call of this function, by its arguments.
+        """The keys of the lock for a call of this function, which the lock decorates.
 
         Raises:
-            ConfigError: the name does not fit the function's signature.
+            ConfigError: the function's body would run without the lock; or the name does not fit
+                its signature.
         """
+        _check_decorated(self, function)
         called = getattr(function, "__qualname__", repr(function))
         maker = None
         if not isinstance(self.name, str) or not {"{", "}"}.isdisjoint(self.name):
@@ -139,17 +148,9 @@ class NamedLock(ABC):
         return seconds
 
 
-def check_decorated(lock: NamedLock, function: Any, is_async: bool) -> None:
-    """Refuse to decorate a function whose body would run without the lock.
-
-    Args:
-        lock: the lock.
-        function: the function.
-        is_async: whether the lock is for coroutines.
-
-    Raises:
-        ConfigError: it is refused.
-    """
+def _check_decorated(lock: NamedLock, function: Any) -> None:
+    """Refuse to decorate a function whose body would run without the lock."""
+    is_async = lock._is_async
     awaited = inspect.iscoroutinefunction(function) or signatures.is_async(function)
     if not callable(function):
         why = "no function; put the lock below the other decorator"

@@ -25,11 +25,19 @@ class Request:
     Attributes:
         task: the task that asked.
         work: the coroutine that asks the server; None once it is dropped.
+        acquired: what was acquired for it; None if that is nothing, or dropped.
     """
 
     def __init__(self, task: Task) -> None:
         self.task = task
         self.work: Callable[[], Coroutine[Any, Any, Any] | None] = lambda: None
+        self.acquired: Callable[[], Any] = lambda: None
+
+    @property
+    def held(self) -> Any:
+        """What was acquired for it and not released, even if it was lost."""
+        acquired = self.acquired()
+        return None if acquired is None or acquired._is_ended else acquired
 
     @property
     def is_open(self) -> bool:
@@ -71,14 +79,8 @@ def runs(task: Task) -> bool:
     return found is not None and not found.done()
 
 
-def note_request(
-    lock: weakref.ref[Any], holds: Callable[[Request], object]
-) -> tuple[Request, list[Request]]:
-    """Note in this context that its task asks for a lock from now on.
-
-    Args:
-        lock: the lock.
-        holds: whether the lock is held for a request.
+def note_request(lock: weakref.ref[Any]) -> tuple[Request, list[Request]]:
+    """Note in this context that its task asks for this lock from now on.
 
     Returns:
         The request, and what the task asked for earlier and holds or may get.
@@ -88,14 +90,14 @@ def note_request(
     kept = [
         each
         for each in known.get(lock, ())
-        if holds(each) or each.is_open or each.is_of_another(task)
+        if each.held or each.is_open or each.is_of_another(task)
     ]
     request = Request(task)
     _requests.set(_Requests({**known, lock: (request, *kept)}))
     return request, [each for each in kept if each.task is task]
 
 
-def requests_here(lock: weakref.ref[Any], holds: Callable[[Request], object]) -> list[Request]:
+def requests_here(lock: weakref.ref[Any]) -> list[Request]:
     """The requests for this lock that the task made; if it has made none, those of the task from
     which it has its context. The last is the first.
 
@@ -104,7 +106,7 @@ def requests_here(lock: weakref.ref[Any], holds: Callable[[Request], object]) ->
     """
     requests, task = _known().get(lock, ()), this_task()
     if not any(each.task is task for each in requests):
-        task = next((each.task for each in requests if runs(each.task) or holds(each)), None)
+        task = next((each.task for each in requests if runs(each.task) or each.held), None)
     return [each for each in requests if each.task is task]
 
 

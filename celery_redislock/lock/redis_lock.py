@@ -13,18 +13,16 @@ from typing import Any, Final, ParamSpec, TypeVar
 import redis
 
 from ..errors import LockConflict, LockLost
-from ..protocol import holders
 from ..protocol.calls import holder_of
 from ..protocol.claims import Acquired
-from ..protocol.clock import clock
 from ..protocol.holders import Holder
 from ..protocol.keys import LockKeys
 from ..protocol.log import get_logger
 from ..servers.factory import ValkeyClient, is_for_asyncio
 from .lease import Lease
-from .named import Name, NamedLock, check_decorated, check_result
+from .named import Name, NamedLock, check_result
 from .sources import CeleryApp, refusal
-from .thread_lease import ThreadLease, ThreadLeases, release
+from .thread_owners import Owner, Owners, release
 
 logger = get_logger()
 
@@ -105,7 +103,9 @@ class RedisLock(NamedLock):
             transport_options=transport_options,
         )
         self._reentrant = reentrant
-        self._acquired = ThreadLeases()
+
+    def _begin(self) -> None:
+        self._acquired = Owners()
 
     @property
     def fence(self) -> int:
@@ -119,10 +119,7 @@ class RedisLock(NamedLock):
     def lost(self) -> bool:
         """True if the acquisition with this `fence` can no longer be confirmed."""
         known = self._acquired.known
-        if isinstance(known, Lease):
-            return known.lost
-        # The thread that acquired the lock has ended.
-        return known is not None and (known.is_lost or clock() >= known.deadline)
+        return known is not None and known.lost
 
     def ensure(self) -> None:
         """Return if a thread of this process holds the lock.
@@ -133,9 +130,7 @@ class RedisLock(NamedLock):
         known = self._acquired.known
         if known is None:
             raise LockLost(self.key)
-        if self.lost:
-            holder = holders.parse(known.stored.encode(), None)
-            raise LockLost(self.key, holder, known.lost_because)
+        known.ensure()
 
     def holder(self) -> Holder | None:
         """Who holds the lock, or None.
@@ -169,41 +164,38 @@ class RedisLock(NamedLock):
         """
         return self._take(self._keys, self._seconds(timeout)) is not None
 
-    def _take(self, keys: LockKeys, timeout: float | None) -> ThreadLease | None:
+    def _take(self, keys: LockKeys, timeout: float | None) -> Owner | None:
         """Take this lock within so many seconds. See `acquire`."""
         if timeout != 0:
             _warn_of_blocking(self)
         held = self._acquired.held(keys)
-        if held is not None and held.is_mine:
-            if held.lost:
-                release(held)
+        if held is not None and held.is_here:
+            if held.lease.lost:
+                release(held.lease)
                 self._acquired.forget(held)
                 held = None
             elif self._reentrant:
                 held.count += 1
                 return held
-        elif held is not None and not held.is_held:
+        elif held is not None and not held.lease.is_held:
             held = None
         if held is not None and self._beats:
             if timeout is None:
-                raise LockConflict(keys.lock, held.holder)
-            if not held.is_mine:
+                raise LockConflict(keys.lock, held.lease.holder)
+            if not held.is_here:
                 timeout = 0  # its task cannot go on while this one blocks their loop
-        lease = ThreadLease(self._server, self._claim(keys), beats=self._beats)
+        lease = Lease(self._server, self._claim(keys), beats=self._beats)
         try:
             reply = lease.acquire(hold_off=0) if timeout == 0 else lease.wait(timeout)
             if not isinstance(reply, Acquired):
                 return None
-            if held is not None and held.is_mine:
+            if held is not None and held.is_here:
                 self._acquired.forget(held)  # it has expired
-            self._acquired.add(lease)
+            return self._acquired.add(lease, is_known=not self._is_filled)
         except BaseException:
             # The server may have given us the lock, and the reply got lost.
             release(lease)
             raise
-        if not self._is_filled:
-            self._acquired.tell_others(lease)
-        return lease
 
     def release(self) -> bool:
         """Release the lock, or with `reentrant` undo one `acquire`.
@@ -214,11 +206,11 @@ class RedisLock(NamedLock):
         Returns:
             Whether this thread still held the lock.
         """
-        lease = self._lease
-        if lease is None:
+        owner = self._acquired.here
+        if owner is None:
             self._acquired.warn_of_stray_release()
             return False
-        return self._acquired.give_back(lease)
+        return self._acquired.give_back(owner)
 
     def extend(self) -> bool:
         """Extend the lock to a whole ttl from now. Any thread may call this while the thread that
@@ -232,10 +224,9 @@ class RedisLock(NamedLock):
             LockUnavailable: the server did not answer in time.
         """
         self.ensure()
-        own, others = self._lease, self._acquired.others
-        lease = own or others
+        own, lease = self._lease, self._acquired.known
         # Only the lock's own thread may take a vanished lock again: it may just have released it.
-        if lease is None or not lease.extend_now(retake=own is not None):
+        if lease is None or lease.is_orphaned or not lease.extend_now(retake=lease is own):
             self.ensure()
             raise LockLost(self.key)
         return True
@@ -250,11 +241,7 @@ class RedisLock(NamedLock):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        lease = self._lease
-        if lease is None:
-            self._acquired.warn_of_stray_release()
-        else:
-            _leave(self._acquired, lease, kind)
+        self._acquired.leave(self._acquired.here, failed=kind is not None)
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
         """Decorate a function: each call takes the lock, as `with` does.
@@ -264,60 +251,34 @@ class RedisLock(NamedLock):
                 function, for `AsyncRedisLock`, or a generator. Or a template or callable does not
                 fit its arguments.
         """
-        check_decorated(self, function, is_async=False)
         keys_of = self._keys_of_calls(function)
 
         @wraps(function)
         def locked(*args: P.args, **kwargs: P.kwargs) -> T:
             __tracebackhide__ = True
-            with _Holding(self, keys_of(args, kwargs)):
+            owner = self._enter(keys_of(args, kwargs))
+            try:
                 result = function(*args, **kwargs)
                 check_result(self, function, result)
-                return result
+            except BaseException:
+                self._acquired.leave(owner, failed=True)
+                raise
+            self._acquired.leave(owner, failed=False)
+            return result
 
         return locked
 
-    def _enter(self, keys: LockKeys) -> ThreadLease:
+    def _enter(self, keys: LockKeys) -> Owner:
         """Take this lock as `with` does."""
-        lease = self._take(keys, self._timeout)
-        if lease is None:
+        owner = self._take(keys, self._timeout)
+        if owner is None:
             raise LockConflict(keys.lock, self._server.ask(holder_of(keys, self.ttl)))
-        return lease
+        return owner
 
     @property
-    def _lease(self) -> ThreadLease | None:
-        return self._acquired.here
-
-
-def _leave(acquired: ThreadLeases, lease: ThreadLease, kind: type[BaseException] | None) -> None:
-    """Release the lock at the end of a block.
-
-    Raises:
-        LockLost: it was lost, and the block ended without an error of its own.
-    """
-    if not lease.is_over:
-        acquired.give_back(lease)
-        if lease.is_lost and kind is None:
-            raise lease.lost_error()
-
-
-class _Holding:
-    """A block in which the thread holds a lock: a call of a function that the lock decorates.
-
-    Args:
-        lock: the lock.
-        keys: which one, if its name is filled from the call's arguments.
-    """
-
-    def __init__(self, lock: RedisLock, keys: LockKeys) -> None:
-        self._lock = lock
-        self._keys = keys
-
-    def __enter__(self) -> None:
-        self._lease = self._lock._enter(self._keys)
-
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        _leave(self._lock._acquired, self._lease, kind)
+    def _lease(self) -> Lease | None:
+        owner = self._acquired.here
+        return None if owner is None else owner.lease
 
 
 def _warn_of_blocking(lock: RedisLock) -> None:

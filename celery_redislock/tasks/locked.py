@@ -77,18 +77,7 @@ class LockedTask(Task):
         kwargs: Mapping[str, Any],
         headers: Mapping[str, Any] = NO_HEADERS,
     ) -> str:
-        """The name of the lock for arguments as they arrive at a worker.
-
-        Args:
-            args: the call's arguments.
-            kwargs: the call's keyword arguments.
-            headers: the message's headers, or its request, for `lock_headers`.
-
-        Raises:
-            TypeError: the call lacks an argument that `lock_key` names, or a header that
-                `lock_headers` names is no text or number.
-            Exception: what a `lock_key` callable raises.
-        """
+        """The name of the lock for arguments as they arrive at a worker. See `KeyMaker.name`."""
         try:
             name: str = self._redislock_key_maker.name(args, kwargs, headers)
         except TypeError:

@@ -362,7 +362,7 @@ class Sending:
             nesting=self._nesting,
             label=self._label,
         )
-        self._own.leave_at_end(Heir(value, self._seconds))
+        self._own.heir = Heir(value, self._seconds)
         return result
 
     # -- what the options say -------------------------------------------------------------

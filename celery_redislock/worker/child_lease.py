@@ -20,7 +20,7 @@ from ..app.internals import call_in_consumer, is_active
 from ..app.outcomes import Outcome, Whose, tell
 from ..errors import LockUnavailable, TaskReplaced
 from ..lock.heartbeat import heartbeat
-from ..lock.held import beat_every
+from ..lock.right import beat_every
 from ..protocol import notes, past
 from ..protocol.calls import Release, hold_of_dead, mark_done, settle
 from ..protocol.claims import NOT_OURS, Claim, Extended, Extension

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from ...app import outcomes
-from ...lock.held import BROKEN
+from ...lock.right import BROKEN
 from ...protocol.keys import name_of
 from ...protocol.past import SUCCEEDED
 from ..hear import EVENTS

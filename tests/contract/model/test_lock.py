@@ -12,10 +12,11 @@ import redis
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from celery_redislock.lock import held
-from celery_redislock.lock.held import Held
+from celery_redislock.lock import right
+from celery_redislock.lock.right import Right
 from celery_redislock.protocol import calls
 from celery_redislock.protocol.claims import Acquired, Extended, Extension, to_ms
+from celery_redislock.protocol.waiting import Answer
 from celery_redislock.testing import MemoryServer
 from tests.contract.changed_scripts import rewritten
 from tests.support.servers import RedisServer
@@ -249,16 +250,18 @@ def test_a_script_with_one_thing_wrong_is_found_out(connect, mutant: Mutant) -> 
 
 
 def test_a_right_that_counts_from_the_answer_is_found_out(connect, monkeypatch) -> None:
-    begin, extended = Held.begin, Held._extended
+    take, extended = Right.take, Right.extended
 
-    def late_begin(self: Held, acquired: Acquired, at: float) -> None:
-        begin(self, acquired._replace(sent_at=held.clock()), at)
+    def late(self: Right, answer: Answer, at: float | None = None) -> Answer | None:
+        if isinstance(answer, Acquired):
+            answer = answer._replace(sent_at=right.clock())
+        return take(self, answer, at)
 
-    def late_extended(self: Held, reply: Extended, sent_at: float) -> None:
-        extended(self, reply, held.clock())
+    def late_extended(self: Right, reply: Extended, sent_at: float) -> bool:
+        return extended(self, reply, right.clock())
 
-    monkeypatch.setattr(Held, "begin", late_begin)
-    monkeypatch.setattr(Held, "_extended", late_extended)
+    monkeypatch.setattr(Right, "take", late)
+    monkeypatch.setattr(Right, "extended", late_extended)
     assert is_found_out(connect, "held")
 
 
@@ -266,7 +269,7 @@ def test_an_extension_that_retakes_past_its_right_is_found_out(connect, monkeypa
     def always(*arguments: Any) -> Extension:
         return Extension(*arguments)._replace(retake=True)
 
-    monkeypatch.setattr(held, "Extension", always)
+    monkeypatch.setattr(right, "Extension", always)
     assert is_found_out(connect, "held")
 
 

@@ -21,7 +21,7 @@ from redis.exceptions import NoScriptError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_redislock.errors import LockUnavailable
-from celery_redislock.lock import held, lease
+from celery_redislock.lock import lease, right
 from celery_redislock.protocol import calls, waiting
 from celery_redislock.protocol.exchange import Call
 from celery_redislock.protocol.keys import LockKeys
@@ -32,7 +32,7 @@ from celery_redislock.servers.talk import block, make_call
 from .lock_model import RESERVE, WAITER_TTL
 
 #: The modules that go by the clock.
-CLOCKED: Final = (held, lease, waiting, server, talk, restarts)
+CLOCKED: Final = (right, lease, waiting, server, talk, restarts)
 #: Seconds that a tick stands for.
 TICK: Final = 3600.0
 
