@@ -145,12 +145,11 @@ def test_no_scrape_fails_while_pool_processes_come_and_are_killed(
                 send(f"{label}{sent}").get(timeout=30)
                 sent += 1
                 assert not any(each.done() and each.result() for each in scraping)
-            eventually(lambda: value() == sent, "its counts are folded")
+            eventually(lambda: value() == sent, "its counts are there")
         finally:
             done.set()
     for each in counts:
         assert each == sorted(each), "it never goes back"
-    assert len(list(tmp_path.glob("counter_*.db"))) <= 5, "the main process, three children, a sum"
 
 
 def test_who_waits_is_seen_and_what_became_of_a_lost_lock(
