@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, Final
 
-from ..app.leftovers import section
 from ..app.options import UNSET
 from ..app.settings import Address
 from ..errors import ConfigError, LockConflict, LockUnavailable
+from ..protocol import checks
 from ..protocol.exchange import Query
 from ..protocol.holders import one_line
 from ..protocol.keys import lock_keys, name_of
@@ -20,6 +20,7 @@ from ..servers.urls import source_from_url
 from ..tasks.locked import break_keys
 from ..tasks.reserve import CALL, CallOptions
 from ..tasks.task import SingletonTask
+from .leftovers import section
 
 logger = get_logger()
 
@@ -154,9 +155,8 @@ def flag(where: str, option: str, value: Any) -> bool:
     Raises:
         ConfigError: it is neither.
     """
-    if not isinstance(value, bool):
-        raise ConfigError(f"{where}: {option}={value!r} is not accepted; it must be True or False")
-    return value
+    is_on: bool = checks.checked(where, option, value, checks.flag, checks.FLAG)
+    return is_on
 
 
 def known(where: str, option: str, given: Any, accepted: Collection[str]) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ from ..app.internals import is_decorated, is_nobodys_app
 from ..app.labels import LabelMaker
 from ..app.options import OPTIONS, UNSET, LockOptions, resolve
 from ..app.settings import AppLocks, Elsewhere, app_locks
-from ..app.unknown import refuse_unknown_option, refuse_unknown_options
+from ..app.unknown import refuse_name, refuse_unknown_options
 from ..errors import ConfigError
 from ..policies import Policy
 from ..protocol.names import KeyMaker
@@ -58,7 +58,7 @@ def resolve_options(cls: type[LockedTask], door: type[LockedTask], app: Any) -> 
     # Our class hides them if it is the first base, also where `redislock_tasks` put it.
     for name, value in options_elsewhere(cls).items():
         if name not in OPTIONS:
-            refuse_unknown_option(where, name)
+            refuse_name(where, name)
         if given[name] is UNSET:
             given[name] = _plain(value)
     given.update(cls._redislock_translated(app, given))

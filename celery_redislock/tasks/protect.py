@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from ..app.internals import on_app_complete, on_registration, real_app, tasks_so_far
 from ..app.options import OPTIONS
-from ..app.settings import Elsewhere, given_settings
-from ..app.unknown import refuse_unknown_option
+from ..app.settings import Elsewhere, read_settings
+from ..app.unknown import refuse_name
 from ..errors import ConfigError
 from .binding import REFUSED
 from .task import SingletonTask
@@ -94,7 +94,7 @@ def errors_of(app: Any) -> list[ConfigError]:
 
 def _wanted(app: Any) -> dict[str, Any]:
     # Not by way of `app_locks`: what other settings have wrong is said by each locked task.
-    setting = given_settings(app.conf).get("redislock_tasks") if has_setting(app) else None
+    setting = read_settings(app)[0].get("redislock_tasks")
     if setting is None:
         return {}
     if not isinstance(setting, Mapping):
@@ -122,11 +122,7 @@ def _refuse_wrong(pattern: str, options: Any) -> None:
         )
     for option in options:
         if option not in OPTIONS:
-            refuse_unknown_option(where, str(option))
-
-
-def has_setting(app: Any, name: str = "redislock_tasks") -> bool:
-    return any(str(key).lower().endswith(name) for key in app.conf)
+            refuse_name(where, str(option))
 
 
 def _pattern_for(name: str, wanted: Mapping[str, Any]) -> str | None:
@@ -164,7 +160,7 @@ def _protect(task: Any, options: Any, pattern: str) -> None:
 
 
 def _on_app_complete(app: Any) -> None:
-    if has_setting(app):
+    if "redislock_tasks" in read_settings(app)[0]:
         protect_all(app)
 
 

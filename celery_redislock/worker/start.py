@@ -16,12 +16,12 @@ from celery import signals
 
 from ..app.delivery import KEY, Kept
 from ..app.internals import has_ended
-from ..app.settings import app_locks, has_locks, setting_names
+from ..app.settings import app_locks, has_locks, read_settings
 from ..app.unknown import refuse_unknown_settings
 from ..errors import ConfigError, LockUnavailable
 from ..protocol.log import get_logger
 from ..tasks.forgotten import untold
-from ..tasks.protect import errors_of, has_setting, protect_tasks
+from ..tasks.protect import errors_of, protect_tasks
 from ..tasks.task import SingletonTask, locked_tasks
 
 logger = get_logger()
@@ -39,7 +39,7 @@ def _on_worker_init(sender: Any, **kwargs: Any) -> None:
 
     app = sender.app
     try:
-        refuse_unknown_settings(setting_names(app))
+        refuse_unknown_settings(read_settings(app)[1])
         idle = _prepare_tasks(app)
     except Exception as exc:
         # Celery only logs a receiver's ordinary errors: the worker would go on without locks.
@@ -133,7 +133,7 @@ def _has_rooms(app: Any) -> bool:
     release may still wait, as long as the lock server is set.
     """
     if not has_locks(app):
-        return has_setting(app, "redislock_url")
+        return "redislock_url" in read_settings(app)[0]
     if not app_locks(app).enabled:
         return app_locks(app).address is not None
     options = [task.lock_options for task in locked_tasks(app)]
