@@ -150,10 +150,6 @@ class LockedTask(Task):
         """See `Calls`."""
         return Calls(self).keys_of_call(args, kwargs)
 
-    def label_of_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
-        """See `Calls`."""
-        return Calls(self).label_of_call(args, kwargs)
-
     def lock_key_for(self, *args: Any, **kwargs: Any) -> str:
         """The whole key in Redis of the lock for this call.
 
