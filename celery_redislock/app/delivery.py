@@ -154,7 +154,7 @@ class Kept(NamedTuple):
 
     @classmethod
     def of(cls, raw: Mapping[str, Any]) -> Kept | None:
-        """What is kept for the message with these headers."""
+        """The reservation or room place that these headers name; None if they name none."""
         header = raw.get(KEY)
         if not isinstance(header, Mapping) or is_from_newer(raw):
             return None

@@ -25,8 +25,8 @@ MAX_TRYING: Final = 2.0
 LOOKING_TTL: Final = 12.0
 
 
-def patience(ttl: float) -> float:
-    """Seconds within which the last try to reach the server must begin, to end within ttl / 3."""
+def latest_start(ttl: float) -> float:
+    """Seconds after the first try by which the last one must begin, to end within ttl / 3."""
     return min(ttl / 3 - operation_timeout(ttl), MAX_TRYING)
 
 
@@ -263,7 +263,7 @@ class Tries:
             self._began, self._pause = clock() + failure.seconds, 0.02
             return failure.seconds
         pause, self._pause = self._pause, min(self._pause * 2, 0.5)
-        is_late = clock() >= self._began + patience(self._ttl) - pause
+        is_late = clock() >= self._began + latest_start(self._ttl) - pause
         if self._once or is_late or not self._server.may_answer_later(failure):
             raise failure
         return pause

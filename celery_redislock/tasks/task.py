@@ -220,7 +220,7 @@ class SingletonTask(LockedTask):
         """Prepare the task where Celery calls this: in the main process, which mints the tokens."""
         if self.lock_options is not None and self.app_locks.enabled:
             # By name, as Celery does: only workers need what that module imports.
-            symbol_by_name("celery_redislock.worker.strategy:prepare")(self, consumer)
+            symbol_by_name("celery_redislock.worker.request:prepare")(self, consumer)
         return instantiate(self.Strategy, self, app, consumer, **kwargs)
 
 

@@ -274,7 +274,7 @@ def hold_lock(what: Any, *args: Any, **kwargs: Any) -> HeldLock:
         token, task_id = new_token(), f"held-by-test-{number}"
         value = holders.encode(token, ttl_ms=to_ms(ttl), task=task, task_id=task_id, label=label)
         lease = Lease(server, Claim(keys, token, ttl, value, task_id))
-        reply = _reached(partial(held.take, lease))
+        reply = _ask_or_explain(partial(held.take, lease))
         if not isinstance(reply, Acquired):
             held.release()
             raise AssertionError(f"{keys.lock} is not free: {reply}")
@@ -404,10 +404,10 @@ def assert_free(what: Any, *args: Any, **kwargs: Any) -> None:
 
 def _holder_of(what: Any, args: Any, kwargs: Any) -> tuple[Holder | None, str]:
     server, keys, ttl = _lock_of(what, args, kwargs)
-    return _reached(lambda: server.ask(holder_of(keys, ttl))), keys.lock
+    return _ask_or_explain(lambda: server.ask(holder_of(keys, ttl))), keys.lock
 
 
-def _reached(ask: Callable[[], _T]) -> _T:
+def _ask_or_explain(ask: Callable[[], _T]) -> _T:
     """What this function returns.
 
     Raises:

@@ -46,10 +46,10 @@ class ChildLease:
     release it when the child is dead. A `ChildLease` never acquires a lock.
 
     Attributes:
-        how: what the history records as the run's end, if the child records nothing.
+        end_reason: how the run ended, for the history, unless the child itself says so there.
     """
 
-    how = past.DIED
+    end_reason = past.DIED
     _is_not_retried = False
     #: The lock could not be released yet.
     _failed = False
@@ -99,9 +99,11 @@ class ChildLease:
             )
             return None
 
-    def expect_end(self, how: str) -> None:
-        """Note that we end the child. Celery forgets the request before the child is gone."""
-        self._is_to_end, self.how = True, how
+    def expect_end(self, end_reason: str) -> None:
+        """Note that this worker ends the child, and why. Celery forgets the request before the
+        child is gone.
+        """
+        self._is_to_end, self.end_reason = True, end_reason
 
     def expect_no_retry(self) -> None:
         """The child died, and Celery has sent no retry."""
@@ -119,7 +121,7 @@ class ChildLease:
             claim = self.known_claim
             if claim is None:
                 return  # the child could not make the lock's name either
-            end = self.how if claim.history else ""
+            end = self.end_reason if claim.history else ""
             if self._keep_for_retry(claim, end):
                 return  # Celery has sent the retry, or is about to
             reply = self.server.run(settle(claim, Release(stray=True, run_end=end)))

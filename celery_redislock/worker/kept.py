@@ -50,7 +50,7 @@ class KeptRequest(Request):
         return accepted
 
     def unsettled(self) -> Kept | None:
-        """What is kept for the message, if the message will not come back."""
+        """The reservation or room place of the message; None if the message will come back."""
         return self._kept if self.acknowledged and not self._is_requeued else None
 
     @contained

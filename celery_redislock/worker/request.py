@@ -9,7 +9,10 @@ from functools import cache
 from typing import Any, Final
 
 from celery import signals as celery_signals
+from celery.concurrency.prefork import TaskPool as PreforkPool
+from celery.concurrency.solo import TaskPool as SoloPool
 from celery.exceptions import Terminated, WorkerLostError
+from celery.utils.imports import symbol_by_name
 from celery.worker.request import Request
 
 from ..app.brokers import AS_CELERY_READS_IT, origin_of
@@ -31,6 +34,7 @@ from ..app.internals import (
 from ..app.outcomes import Outcome, Whose, tell
 from ..app.results import store_skipped
 from ..errors import LockUnavailable, TaskReplaced
+from ..lock.forks import between_forks
 from ..lock.heartbeat import heartbeat
 from ..protocol import past, rooms
 from ..protocol.clock import clock
@@ -40,6 +44,7 @@ from ..tasks.act import publish_replaced
 from ..tasks.ends import Deferred, Skipped
 from ..tasks.facts import COPIED_FROM, ends_message
 from ..tasks.settle import End, settle_beside
+from ..tasks.task import SingletonTask
 from .child_lease import ChildLease
 from .contained import contained
 from .finished import FinishedNote, finished_notes
@@ -131,9 +136,9 @@ class LockRequest(KeptRequest):
         None if the broker may have given the message to another worker by now.
         """
         consumer, locks = self.task.worker_consumer, self.task.app_locks
-        visible = locks.redelivery.after
+        visibility_timeout = locks.redelivery.after
         if not is_connected_still(consumer, self._came_on) or (
-            visible is not None and clock() - self._received > visible / 2
+            visibility_timeout is not None and clock() - self._received > visibility_timeout / 2
         ):
             return None
         task_id, attempt, nesting = attempt_of(self.request_dict)
@@ -164,9 +169,9 @@ class LockRequest(KeptRequest):
         self._child_is_to_end()
         return super().cancel(pool, signal, **kwargs)
 
-    def _child_is_to_end(self, how: str = past.TERMINATED) -> None:
+    def _child_is_to_end(self, end_reason: str = past.TERMINATED) -> None:
         if self._lease is not None:
-            self._lease.expect_end(how)
+            self._lease.expect_end(end_reason)
 
     @contained
     def end_child(self, error: TaskReplaced, signum: int) -> None:
@@ -207,7 +212,7 @@ class LockRequest(KeptRequest):
         is_gone = isinstance(error, Terminated | WorkerLostError | SystemExit)
         if is_gone and self._replaced is not None and not was_revoked(self):
             return self._announce_replaced(self._replaced)
-        if isinstance(error, WorkerLostError) and self._goes_on_elsewhere():
+        if isinstance(error, WorkerLostError) and self._is_elsewhere():
             # The child had put its task into the waiting room: that is no failure of the task.
             say_ended(self)
             return self.acknowledge()
@@ -255,7 +260,7 @@ class LockRequest(KeptRequest):
         self._announce_skipped()
 
     @contained
-    def _goes_on_elsewhere(self) -> bool:
+    def _is_elsewhere(self) -> bool:
         """Whether the task of a dead child waits in the room, or has run since."""
         if not self.task.lock_options.parks or clock() < LockRequest._not_asked_until:
             return False
@@ -266,20 +271,20 @@ class LockRequest(KeptRequest):
         try:
             own = [kept.token for kept in (self._kept, lease.heir) if kept is not None]
             server = self.task.app_locks.server
-            goes_on: bool = server.ask(rooms.goes_on_elsewhere(claim, own), once=True)
+            is_elsewhere: bool = server.ask(rooms.goes_on_elsewhere(claim, own), once=True)
         except LockUnavailable as exc:
             # This is the worker's own thread, and many children may be dead: do not wait for each.
             LockRequest._not_asked_until = clock() + ASK_AGAIN
             text = "redislock: cannot find out whether %s is in the waiting room: %s"
             logger.warning(text, self.id, exc.reason)
             return False
-        if goes_on:
+        if is_elsewhere:
             tell(
                 Outcome.QUEUED, Whose(claim.keys.lock, self.task, self.id, label=self._label),
                 "redislock: the pool process that put %s[%s] into the waiting room died; the task"
                 " still gets its turn", self.task.name, self.id, level=logging.WARNING, emits=False,
             )  # fmt: skip
-        return goes_on
+        return is_elsewhere
 
     @property
     def _label(self) -> str | None:
@@ -321,3 +326,23 @@ def lock_request(base: type[Any]) -> type[Any]:
     if base is Request:
         return LockRequest
     return type(f"Lock{base.__name__}", (LockRequest, base), {})
+
+
+def prepare(task: SingletonTask, consumer: Any) -> None:
+    """Let the task's requests mint tokens, and settle what their messages hold.
+
+    Args:
+        task: a locked task.
+        consumer: the worker's consumer, which knows the pool.
+    """
+    assert task.lock_options is not None
+    base = symbol_by_name(getattr(task, "Request"))  # noqa: B009  mypy: untyped base
+    task.Request = lock_request(base)
+    is_locked = task.lock_options.lock_scope != "queued"
+    is_prefork = isinstance(consumer.pool, PreforkPool)
+    if is_prefork:
+        between_forks.use()
+    task.runs_in_children = is_locked and is_prefork
+    task.acks_after_body = isinstance(consumer.pool, SoloPool)
+    task.hears_acks = is_locked and task.app_locks.redelivery.hears_acks
+    task.worker_consumer = consumer
