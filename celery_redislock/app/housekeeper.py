@@ -48,7 +48,7 @@ _ONE: Final = "one"
 
 
 class Errand(NamedTuple):
-    """Something to do. Sorted by when it is due, and then by when it was added."""
+    """A piece of background work. Sorted by when it is due, and then by when it was added."""
 
     due: float
     number: int
@@ -88,8 +88,8 @@ class Lane:
         self.see_to_it()
 
     def when_gone(self, pid: int, do: Callable[[], Any], most: float) -> None:
-        """Do this, as `add` does, when no code of the process can run any more, and not before. It
-        replaces what an earlier call gave for that process.
+        """Do this when the process has ended and none of its code can run any more. It replaces
+        what an earlier call gave for that process.
 
         We ask the kernel, not the pool: Celery may take five seconds to notice a killed child, and
         reports a hard time limit some 100 ms early, while the child's `finally` blocks still run.
@@ -121,7 +121,7 @@ class Lane:
             self._start()
 
     def _start(self) -> None:
-        """Start the thread, unless somebody is doing so."""
+        """Start the thread, unless another caller is just starting it."""
         mine = object()
         try:
             if self._start_turn.take(mine, STARTS_WITHIN):
@@ -157,7 +157,7 @@ class Lane:
 
     @property
     def _longest(self) -> float:
-        """The most seconds to sleep."""
+        """The longest sleep: short while processes are watched."""
         return LOOK_EVERY if self._when_gone else LONGEST
 
     def _do_next(self) -> float:
@@ -240,7 +240,7 @@ housekeeper: Final = Housekeeper()
 
 
 class Chore:
-    """Background work that the housekeeper does again and again, as long as there is more.
+    """Background work that is repeated as long as there is more of it.
 
     An error ends one round, not the chore: the housekeeper logs it.
 
@@ -260,7 +260,7 @@ class Chore:
         self._turn = Turn()
 
     def begin(self, after: float = 0.0) -> None:
-        """Do it after so many seconds, unless a round is to come anyway."""
+        """Do the next round after so many seconds, unless one is due anyway."""
         mine = object()
         try:
             if self._turn.take(mine, after + LATEST):

@@ -71,8 +71,9 @@ class as_running:  # noqa: N801  a context manager
         _task_stack.pop()
 
     def restore(self) -> None:
-        """Let the same run as when this was made: a time limit may come at any bytecode, so a
-        `with` that changes it may never be left, or never be entered. Safe to repeat.
+        """Make the same task current as when this object was made. A time limit may come at any
+        bytecode, so a `with` statement that changes it may never be left, or never be entered. Safe
+        to repeat.
         """
         for stack, before in self._before:
             if stack.stack != before:
@@ -357,16 +358,16 @@ def has_ended(of: Callable[[], Any]) -> bool:
 
 
 def bring_forward(request: Any, seconds: float) -> None:
-    """Let a message that the worker has just received be due so many seconds sooner. Only tests
-    with a clock of their own need it.
+    """Make a message that the worker has just received due so many seconds sooner. Only tests with
+    a clock of their own need it.
     """
     if request.eta is not None:
         request._eta -= timedelta(seconds=seconds)
 
 
 def hasten(timer: Any, seconds: float) -> None:
-    """Let all that this worker's timer counts down be due so many seconds sooner, as
-    `bring_forward` does for a message that is yet to come.
+    """Make everything that this worker's timer counts down due so many seconds sooner. See
+    `bring_forward`.
     """
     queue = timer.schedule._queue
     with getattr(timer, "mutex", contextlib.nullcontext()):
@@ -386,8 +387,8 @@ def terminate_child(consumer: Any, pid: int, signum: int) -> None:
 
 
 def say_ended(request: Any) -> None:
-    """Tell the worker that the request has ended, as `Request.on_failure` does. Else the worker
-    would wait for it at shutdown.
+    """Tell the worker that the request has ended, as `Request.on_failure` does. Otherwise the
+    worker would wait for it at shutdown.
     """
     from celery.worker import state
 

@@ -43,7 +43,7 @@ def ignores_result(task: Any, request: Context) -> bool:
 
 
 def proves_nothing(task: Any, request: Context) -> bool:
-    """Whether no stored result can prove that this call has ended."""
+    """Whether no result of this call is stored where others can read it."""
     # Imported here: few calls need it, and senders need no backends.
     from celery.backends.base import DisabledBackend
     from celery.backends.rpc import RPCBackend
@@ -52,7 +52,7 @@ def proves_nothing(task: Any, request: Context) -> bool:
 
 
 def is_ready(task: Any, task_id: str) -> bool:
-    """Whether a result is stored. RETRY is not one: it is how an earlier attempt ended."""
+    """Whether a final result is stored. RETRY is not one: so ends an attempt before a retry."""
     return task.backend.get_state(task_id) in states.READY_STATES
 
 

@@ -56,7 +56,9 @@ class NoServer(ConfigError):
 
 
 class Elsewhere(NoServer):
-    """The same, of an app that has the task only because Celery gives shared tasks to every app."""
+    """No setting says where the locks are, in an app that has the task only because Celery gives
+    shared tasks to every app.
+    """
 
 
 class AppLocks:
@@ -132,7 +134,7 @@ class AppLocks:
 
     @property
     def knows_server(self) -> bool:
-        """Whether we know where the locks are: in a server, or in a stand-in."""
+        """Whether a setting says where the locks are, or a test has put them in memory."""
         return self.address is not None or stand_in.current is not None
 
     @property
@@ -283,7 +285,7 @@ def _of_broker(conf: Any) -> Address | None:
 
 
 def _derived(url: str, options: Mapping[str, Any] | None, use_ssl: Any) -> Address:
-    """The server that another setting names, with only the options that are for connecting."""
+    """The server of broker or backend, with only those of its options that are for connecting."""
     kept = {k: v for k, v in (options or {}).items() if k in TRANSPORT_OPTIONS}
     if isinstance(use_ssl, Mapping):
         kept.update((k, v) for k, v in use_ssl.items() if k in TRANSPORT_OPTIONS)

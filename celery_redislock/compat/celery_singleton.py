@@ -156,7 +156,7 @@ class Singleton(TranslatedTask):
             raise
 
     def on_duplicate(self, existing_task_id: str | None) -> Any:
-        """What sending a duplicate comes to. A subclass may override it.
+        """What `apply_async` returns for a duplicate. A subclass may override it.
 
         Raises:
             DuplicateTaskError: `raise_on_duplicate` is True.

@@ -67,7 +67,7 @@ translators: Final[dict[str, Translator]] = {}
 
 
 def section(package: str) -> str:
-    """Where the migration page writes about the package, as a phrase."""
+    """The section of the migration page about the package, as a phrase."""
     return page("migrating", f"From {package}" if package.startswith("celery-") else "")
 
 
@@ -85,7 +85,7 @@ def replacement(name: str) -> str | None:
 
 
 def translated(conf: Any, names: Iterable[str]) -> dict[str, Any]:
-    """Settings of ours that the settings of other packages stand for.
+    """Our settings that the settings of other packages stand for.
 
     Args:
         conf: the app's configuration.

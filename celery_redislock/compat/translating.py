@@ -81,7 +81,7 @@ class TranslatedTask(SingletonTask):
         raise NotImplementedError
 
     def _redislock_call(self, options: dict[str, Any], call: CallOptions) -> dict[str, Any]:
-        """The options of a call, with what is this call's own."""
+        """The options of this call of `apply_async`; with `CallOptions`, if it takes a lock."""
         return {**options, CALL: call} if self._reserves(options) else options
 
     def _redislock_clear(self, args: Any, kwargs: Any, task_id: str) -> None:
@@ -140,7 +140,7 @@ class TranslatedTask(SingletonTask):
 
 
 def one(replies: list[Any]) -> Any:
-    """The only reply; None if the key has another type."""
+    """The reply to a single command; None if the key has another type."""
     return None if isinstance(replies[0], Exception) else replies[0]
 
 
@@ -160,7 +160,7 @@ def flag(where: str, option: str, value: Any) -> bool:
 
 
 def known(where: str, option: str, given: Any, accepted: Collection[str]) -> Mapping[str, Any]:
-    """A dict that has only these keys.
+    """Check that a setting is a dict with no other keys than these.
 
     Raises:
         ConfigError: it is no dict, or has other keys.
@@ -175,7 +175,7 @@ def known(where: str, option: str, given: Any, accepted: Collection[str]) -> Map
 
 
 def names_of_arguments(where: str, option: str, value: Any) -> list[str]:
-    """The names of arguments, each once.
+    """Check that a setting is a list of argument names, and return each name once.
 
     Raises:
         ConfigError: it is no collection of names.

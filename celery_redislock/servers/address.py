@@ -44,8 +44,8 @@ def address_of(source: Source) -> str:
 
 
 def databases_of(source: Source) -> set[str]:
-    """The databases that have this source's keys, in a form that is the same for each URL that
-    leads to one: host, port and number of each server. Opens no connection.
+    """The databases that have this source's keys, as host, port and number of each server: the same
+    for each URL that leads to one. Opens no connection.
     """
     scheme, _, where = address_of(source).partition("://")
     parts = [where] if scheme in ("unix", "sentinel") else where.split(",")

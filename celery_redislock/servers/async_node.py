@@ -28,7 +28,7 @@ ASKING: Final = 16
 
 
 class AsyncNode(OnConnections):
-    """A Redis server.
+    """One Redis server, for the coroutines of one event loop.
 
     Args:
         node: the server. It knows whether it came back empty, also for us.
@@ -57,7 +57,7 @@ class AsyncNode(OnConnections):
         return self._server
 
     def is_of(self, node: Node) -> bool:
-        """Whether this is that server, and not one that has left."""
+        """Whether this asks that very server, and not one that had its address before."""
         return self._ref() is node
 
     async def exchange(
@@ -135,7 +135,7 @@ class AsyncNode(OnConnections):
     # -- connections that nobody uses ------------------------------------------------------
 
     def _taken(self) -> Wire | None:
-        """An open one."""
+        """An open connection that nobody uses; None if there is none."""
         while self._idle:
             wire = self._idle.pop()
             if wire.is_open:
@@ -152,7 +152,7 @@ class AsyncNode(OnConnections):
             self._sweep = self._loop.call_later(IDLE_FOR, _sweep_later, weakref.ref(self))
 
     def sweep(self) -> None:
-        """Close those that nobody has used for `IDLE_FOR`, and those that the server has closed."""
+        """Close connections that were not used for `IDLE_FOR`, or that the server has closed."""
         self._sweep, last = None, clock() - IDLE_FOR
         kept = [*self._idle]
         self._idle.clear()

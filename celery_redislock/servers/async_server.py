@@ -129,8 +129,8 @@ class OnConnections(AsyncServer):
 
 
 class InThreads(AsyncServer):
-    """A lock server that threads ask: a quorum, the memory of tests, or one whose connections
-    asyncio has not.
+    """A lock server that is asked in threads: a quorum, the memory of tests, or one whose kind of
+    connection asyncio does not have.
     """
 
     async def run(self, call: Call[T], *, once: bool = False, hold_off: float | None = None) -> T:

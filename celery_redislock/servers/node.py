@@ -123,7 +123,7 @@ class Node(Server):
             return result
 
     def failed(self, key: str, exc: Exception) -> LockUnavailable:
-        """Note a failure of an exchange. Returns it as callers get it."""
+        """Note that an exchange failed. Returns the error that callers get."""
         self.watch.failed(exc)
         return unavailable(key, exc)
 

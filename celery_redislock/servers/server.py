@@ -94,7 +94,7 @@ class Server(ABC):
 
     @abstractmethod
     def block(self, call: Call[T], wake: str, seconds: float) -> T:
-        """Block on a list, then make a call. Both are sent together.
+        """Block on a list, then make a call. Both are sent at once.
 
         Args:
             call: the call.
@@ -171,7 +171,7 @@ class Server(ABC):
         return self
 
     def together(self, keys: Sequence[str], ttl: float) -> list[list[str]]:
-        """These keys, grouped by the Redis servers that have them.
+        """These keys in groups: one group for each Redis server.
 
         Args:
             keys: some keys.

@@ -219,7 +219,8 @@ def _for_redis_py(url: str) -> str:
 
 
 def _kept(query: str) -> tuple[list[tuple[str, str]], bool | None]:
-    """What a URL's query says of how to connect, and whether with TLS; None if it does not say.
+    """The options for connecting in a URL's query, and whether it asks for TLS; None if it does not
+    say.
 
     In redis-py a URL's options win over arguments, and this may be the result backend's URL, with
     timeouts that suit results: those are left out.

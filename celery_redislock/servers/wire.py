@@ -100,7 +100,7 @@ class Wires:
         return wire
 
     def _share_tls(self, connection: Any) -> None:
-        """Read the certificates for many connections at a time: that takes tens of milliseconds, in
+        """Read the certificates once for many connections: that takes tens of milliseconds, in
         which the loop stands still.
         """
         own = getattr(connection, "ssl_context", None)
@@ -243,7 +243,7 @@ class Wire:
 
 
 async def _in_time(work: Coroutine[Any, Any, T], timeout: float) -> T:
-    """What this coroutine returns, within so many seconds in which the loop did not stand still."""
+    """The result of this coroutine, within so many seconds in which the loop was not blocked."""
     loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
     try:
         for _ in range(2):

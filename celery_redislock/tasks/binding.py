@@ -93,7 +93,9 @@ def resolve_options(cls: type[LockedTask], door: type[LockedTask], app: Any) -> 
 
 
 def _require_result_for_messages(where: str, cls: type[LockedTask], policy: Policy) -> None:
-    """The next task of its chain has the result of a replaced task as an argument."""
+    """Refuse a `result=` that the task's messages cannot carry: the next task of a chain gets the
+    result of a replaced one as an argument.
+    """
     result = policy.result_if_replaced
     try:
         if result is not NO_RESULT:
@@ -107,7 +109,7 @@ def _require_result_for_messages(where: str, cls: type[LockedTask], policy: Poli
 
 
 def _require_no_room(where: str, options: LockOptions) -> None:
-    """Independent servers have no common waiting room, nor slots."""
+    """Refuse waiting rooms and slots with redlock://: independent servers share neither."""
     if options.parks:
         raise ConfigError(
             f"{where}: on_conflict={options.on_conflict!r} with"

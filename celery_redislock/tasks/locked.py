@@ -213,7 +213,8 @@ class LockedTask(Task):
 
 
 class Calls:
-    """Calls of a task as their caller gives them, for questions about their locks.
+    """Questions about the locks of a task's calls, whose arguments are given as a caller gives
+    them.
 
     Args:
         task: the task.
@@ -238,7 +239,9 @@ class Calls:
         return self.task.label_for(*self._sent(args, kwargs))
 
     def arguments_of_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """What goes into the lock's name for this call. It raises the same as `keys_of_call`."""
+        """The arguments, and headers, from which the lock's name is made for this call. It raises
+        the same as `keys_of_call`.
+        """
         sent = self._sent(args, kwargs)
         return self.task._redislock_key_maker.arguments(*sent)
 

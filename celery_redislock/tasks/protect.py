@@ -52,8 +52,8 @@ def protect_tasks(app: Any) -> list[tuple[str, str]]:
 
 
 def protect_all(app: Any) -> None:
-    """Lock the tasks that `redislock_tasks` names, those that are registered so far and those that
-    will be, also if the app is not complete. What is wrong is kept by the tasks that it is about.
+    """Lock the tasks that `redislock_tasks` names: those that are registered by now, and those that
+    will be, even before the app is complete. A task whose options are wrong keeps the error.
     """
     app = real_app(app)
     if app not in _watched:
@@ -77,8 +77,8 @@ def _protect_next(app: Any, task: Any) -> None:
 
 
 def errors_of(app: Any) -> list[ConfigError]:
-    """What is wrong with `redislock_tasks`, and with the options of the app's tasks in the order of
-    their names. What is wrong for all of them, such as a setting, comes once.
+    """The errors in `redislock_tasks`, and in the options of the app's tasks in the order of their
+    names. One that all tasks have, such as a wrong setting, comes once.
     """
     errors: list[ConfigError] = []
     try:

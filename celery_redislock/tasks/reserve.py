@@ -61,7 +61,7 @@ CALL: Final = "_redislock_call"
 
 
 class CallOptions(NamedTuple):
-    """What one call has for itself, where it is not the task that says it: see `compat`.
+    """Options of one call that the task does not set: `compat` gives them.
 
     Attributes:
         refuse: what to return, or to raise, if the call is a duplicate that is not sent.
@@ -189,7 +189,7 @@ class Sending:
         return result
 
     def _reserve(self, claim: Claim) -> Reserved | Busy | None:
-        """Ask for the lock. None if the server did not answer; the task is sent all the same."""
+        """Ask for the lock. None if the server did not answer: the task is sent all the same."""
         call = reserve(claim, min(self._seconds, PUBLISHING))
         try:
             return self._task.app_locks.server.run(call, hold_off=0)
@@ -326,8 +326,8 @@ class Sending:
         )  # fmt: skip
 
     def _overdue(self, holder: Holder | None) -> float | None:
-        """For how many seconds a worker could have taken the message that the lock is kept for, if
-        that is suspiciously long; None if not.
+        """For how many seconds a worker could have taken the message that has the lock, if that is
+        suspiciously long; None if not.
         """
         if holder is None or not holder.queued or holder.acquired_at is None or holder.ttl is None:
             return None
@@ -377,7 +377,7 @@ class Sending:
 
     @property
     def _queue(self) -> str | None:
-        """The queue that the call names, for people: who looks knows the routes of other calls."""
+        """The queue that the call names, for people who look at the lock; None if it names none."""
         queue = self._options.get("queue")
         name = getattr(queue, "name", queue)
         return name if isinstance(name, str) else None

@@ -38,8 +38,8 @@ _OF: Final = "_redislock_of"
 
 
 def around(task: LockedTask, inner: Tracer) -> Tracer:
-    """A tracer that takes the task's lock, and then calls Celery's. One that we made for this task
-    is returned as it is: somebody has put it back.
+    """A tracer that takes the task's lock and then calls Celery's. A tracer that we made for this
+    task before is returned as it is.
 
     Raises:
         ConfigError: the inner one is not Celery's.
@@ -73,7 +73,7 @@ def around(task: LockedTask, inner: Tracer) -> Tracer:
 
 
 def _with_run(properties: Any, run: Life) -> dict[str, Any]:
-    """The message's properties with the run, for the call of the task."""
+    """The message's properties, with the run added: the task's `__call__` takes it from there."""
     properties = properties if isinstance(properties, dict) else {}
     stamped = properties.get(KEY)
     return {**properties, KEY: {**(stamped if isinstance(stamped, dict) else {}), RUN: run}}

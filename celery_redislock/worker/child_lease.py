@@ -106,7 +106,7 @@ class ChildLease:
         self._is_to_end, self.end_reason = True, end_reason
 
     def expect_no_retry(self) -> None:
-        """The child died, and Celery has sent no retry."""
+        """Note that the child died and that Celery has sent no retry."""
         self._is_not_retried = True
 
     def child_ended(self) -> None:
@@ -139,8 +139,9 @@ class ChildLease:
 
     @property
     def heir(self) -> Kept | None:
-        """What is kept for the retry that Celery sends if the child dies: the lock, or, if that
-        was not acquired yet, the reservation. None if Celery sends none, or nothing is to be kept.
+        """What the retry that Celery sends if the child dies will find reserved: the lock, or, if
+        it was not acquired yet, the reservation. None if Celery sends no retry, or nothing is to be
+        reserved for it.
         """
         task, request, claim = self._task, self._request(), self.known_claim
         if not getattr(task, "retry_on_worker_lost", False):  # Celery 5.7 has it
@@ -168,7 +169,7 @@ class ChildLease:
         return True
 
     def note_retried(self) -> None:
-        """Tell copies of the message that Celery has sent the retry of this attempt."""
+        """Leave a done note for copies of the message: Celery has sent the attempt's retry."""
         claim = self.known_claim
         if claim is not None:
             note = notes.lasting(notes.ENDED)
@@ -245,7 +246,7 @@ class ChildLease:
                 self._make_room(reply.replaced_by, reply.ends_in)
 
     def _make_room(self, by: Holder, ends_in: float) -> None:
-        """Terminate the child in favour of a newer run, when its grace is over."""
+        """Terminate the child, whose run a newer one replaces, when its grace is over."""
         request = self._request()
         if ends_in > 0:
             self.next_beat = min(self.next_beat, clock() + ends_in)

@@ -24,7 +24,7 @@ LOOK_EVERY: Final = 2.0
 
 
 class KeptRequest(Request):
-    """A request that settles what is kept for its message."""
+    """A request that settles the reservation or the room place of its message."""
 
     #: What is kept, until it is known to be settled, and for which lock.
     _kept: Kept | None = None
@@ -55,8 +55,8 @@ class KeptRequest(Request):
 
     @contained
     def settle(self, end: End) -> None:
-        """Settle what is kept for the message, in the background: that may wait for the lock server
-        and the broker, and this thread serves all requests.
+        """Settle the reservation or room place of the message, in the background: that may wait for
+        the lock server and the broker, and this thread serves all requests.
         """
         kept, self._kept = self._kept, None
         settle_beside(self.task.app, kept, end)
@@ -98,8 +98,8 @@ class Requests:
 
 
 class Reservations:
-    """Requests that the pool has, and for whose messages a lock was reserved. When their tasks are
-    over, it frees the reservations that pool processes could not free before they ended.
+    """Requests that the pool has taken, and for whose messages a lock was reserved. It frees a
+    reservation that the pool process could not free before it died.
     """
 
     def __init__(self) -> None:
@@ -140,7 +140,9 @@ reservations: Final = Reservations()
 
 
 def settle_revoked() -> None:
-    """Settle what is kept for revoked tasks now: Celery ends them only at their eta."""
+    """Settle the reservations and room places of revoked tasks now: Celery ends such a task only at
+    its eta.
+    """
     for request in sleeping:
         if is_revoked(request):
             sleeping.discard(request)

@@ -132,8 +132,8 @@ class LockRequest(KeptRequest):
             finished_notes.add(self)
 
     def finished_note(self) -> FinishedNote | None:
-        """The run's done note, if nobody needs it for long once the message is acknowledged;
-        None if the broker may have given the message to another worker by now.
+        """The run's done note, if it may be deleted once the message is acknowledged; None if the
+        broker may have given the message to another worker by now.
         """
         consumer, locks = self.task.worker_consumer, self.task.app_locks
         visibility_timeout = locks.redelivery.after
@@ -240,7 +240,9 @@ class LockRequest(KeptRequest):
 
     @contained
     def _settle_after_death(self, heir: Kept | None) -> None:
-        """Settle what neither the retry nor this message, if it comes back, will need."""
+        """Settle what is reserved for this message, unless the retry, or this message if it comes
+        back, needs it.
+        """
         comes_back, lease = self._is_requeued or was_cancelled(self), self._lease
         is_passed_on = heir == self._kept and (self._is_retried or comes_back)
         if lease is not None and not self._is_retried:
@@ -261,7 +263,7 @@ class LockRequest(KeptRequest):
 
     @contained
     def _is_elsewhere(self) -> bool:
-        """Whether the task of a dead child waits in the room, or has run since."""
+        """Whether the task of a dead child waits in the room, or has been run elsewhere since."""
         if not self.task.lock_options.parks or clock() < LockRequest._not_asked_until:
             return False
         lease = self._lease
@@ -320,7 +322,7 @@ class LockRequest(KeptRequest):
 
 @cache
 def lock_request(base: type[Any]) -> type[Any]:
-    """The request class of a locked task which, without its lock, would have this class."""
+    """The request class of a locked task that, without its lock, would have this class."""
     if issubclass(base, LockRequest):
         return base
     if base is Request:
@@ -329,7 +331,8 @@ def lock_request(base: type[Any]) -> type[Any]:
 
 
 def prepare(task: SingletonTask, consumer: Any) -> None:
-    """Let the task's requests mint tokens, and settle what their messages hold.
+    """Prepare a locked task in the main process: its requests mint the tokens, and settle what is
+    reserved for their messages.
 
     Args:
         task: a locked task.

@@ -80,7 +80,9 @@ def _prepare_tasks(app: Any) -> list[tuple[str, str]]:
 
 
 def _on_log_is_there(sender: Any, instance: Any, **kwargs: Any) -> None:
-    """Log warnings in that process, once Celery has a log, but no connection to the broker yet."""
+    """Log the warnings, now that Celery has set up its log; there is no connection to the broker
+    yet.
+    """
     _say_if_unheard()
     for warning in _warnings.pop(instance.app, ()):
         logger.warning(*warning)
@@ -88,7 +90,7 @@ def _on_log_is_there(sender: Any, instance: Any, **kwargs: Any) -> None:
 
 
 def _say_if_unheard() -> None:
-    """Warn by other means if our logger is disabled: else nobody would learn of a lost lock."""
+    """Warn on another logger if ours is disabled: otherwise nobody would learn of a lost lock."""
     if not logger.disabled:
         return
     text = (
@@ -141,8 +143,8 @@ def _has_rooms(app: Any) -> bool:
 
 
 def _on_task_received(sender: Any, request: Any, **kwargs: Any) -> None:
-    """Give up what is kept for a message whose task takes no lock here: another release has sent
-    it. A locked task does that itself.
+    """Settle what is reserved for a message whose task takes no lock here: a release of the project
+    in which it took one has sent it. A locked task does that itself.
     """
     if KEY in request.request_dict and not hasattr(request, "settle"):
         from ..tasks.settle import End, settle_beside

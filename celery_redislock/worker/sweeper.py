@@ -39,7 +39,7 @@ ALL_ROOMS: Final = 3600.0
 
 
 class Sweeper:
-    """Looks after each waiting room when it is due, and not only at the next look."""
+    """Looks every few seconds which waiting rooms are due, and looks after each of them on time."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -55,7 +55,7 @@ class Sweeper:
         self._gives_way: deque[str] = deque(maxlen=GIVES_WAY_IN)
 
     def start(self, until: Callable[[], bool]) -> None:
-        """Look again and again, in the background. An error of one stops no other.
+        """Sweep again and again, in the background. An error in one sweep does not stop the next.
 
         Args:
             until: whether to stop. A test suite may have one worker after another in its process.
@@ -70,7 +70,7 @@ class Sweeper:
             Chore(look, lambda: not until(), SWEEP_EVERY).begin()
 
     def sweep(self) -> None:
-        """Look which rooms are due soon, and look after each of them at its time.
+        """Find the rooms that are due soon, and look after each of them when it is due.
 
         Raises:
             LockUnavailable: the server did not answer in time.
@@ -100,7 +100,7 @@ class Sweeper:
             raise failure
 
     def _look_after(self, lock_id: str, until: float) -> None:
-        """Look after one room, and again as long as more tasks of it are due."""
+        """Look after one room, and again while more of its tasks are due."""
         try:
             keys = keys_of_lock_id(app_locks(self._app).prefix, lock_id)
             looked = look_after(self._app, keys, UNKNOWN_TTL)
