@@ -60,14 +60,7 @@ class AsyncNode(OnConnections):
         """Whether this asks that very server, and not one that had its address before."""
         return self._ref() is node
 
-    async def exchange(
-        self,
-        key: str,
-        ttl: float,
-        undo: Undo,
-        begin: Begin[T],
-        *args: Any,
-    ) -> T:
+    async def exchange(self, key: str, ttl: float, undo: Undo, begin: Begin[T], *args: Any) -> T:
         node = self.node
         try:
             await self._line.enter()
@@ -92,14 +85,7 @@ class AsyncNode(OnConnections):
         except HeldOff as exc:
             raise exc.for_users(call.keys[0]) from None
 
-    async def _hold(
-        self,
-        key: str,
-        timeout: float,
-        undo: Undo,
-        begin: Begin[T],
-        *args: Any,
-    ) -> T:
+    async def _hold(self, key: str, timeout: float, undo: Undo, begin: Begin[T], *args: Any) -> T:
         node, wire = self.node, self._taken()
         while True:
             is_new = wire is None

@@ -77,14 +77,7 @@ class OnConnections(AsyncServer):
     """A lock server that is asked on connections of asyncio."""
 
     @abstractmethod
-    async def exchange(
-        self,
-        key: str,
-        ttl: float,
-        undo: Callable[[], Call[Any]] | None,
-        begin: Begin[T],
-        *args: Any,
-    ) -> T:
+    async def exchange(self, key: str, ttl: float, undo: Undo, begin: Begin[T], *args: Any) -> T:
         """Have one exchange. See `Server.exchange`.
 
         Args:

@@ -22,7 +22,7 @@ from ..protocol.clock import clock
 from ..protocol.exchange import Call, Query
 from .connections import PoolFactory
 from .node import Node
-from .server import LOOKING_TTL, Server
+from .server import Commands, Server
 from .talk import Begin, transient
 from .threads import give_back
 
@@ -120,16 +120,7 @@ class Quorum(Server):
         answer: T = majority.commonest(answers)
         return answer
 
-    def replies(
-        self,
-        commands: Sequence[Sequence[Any]],
-        ttl: float = LOOKING_TTL,
-        *,
-        errors: bool = False,
-        wrong_type: bool = False,
-    ) -> list[Any]:
-        if not commands:
-            return []
+    def _replies(self, commands: Commands, ttl: float, errors: bool, wrong_type: bool) -> list[Any]:
         answers, failures = self._all(
             lambda node: node.replies(commands, ttl, errors=errors, wrong_type=wrong_type)
         )

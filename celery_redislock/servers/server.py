@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from ..errors import LockUnavailable
 from ..protocol.clock import clock
@@ -18,6 +18,7 @@ from .restarts import HeldOff
 from .talk import Begin, make_call, operation_timeout, replies_to, transient
 
 T = TypeVar("T")
+Commands: TypeAlias = Sequence[Sequence[Any]]
 
 #: The most seconds for which an acquire or release tries to reach the server.
 MAX_TRYING: Final = 2.0
@@ -118,10 +119,9 @@ class Server(ABC):
         )
         return query.read(replies)
 
-    @abstractmethod
     def replies(
         self,
-        commands: Sequence[Sequence[Any]],
+        commands: Commands,
         ttl: float = LOOKING_TTL,
         *,
         errors: bool = False,
@@ -138,6 +138,11 @@ class Server(ABC):
         Raises:
             LockUnavailable: the server did not answer, or refuses one of the commands.
         """
+        return self._replies(commands, ttl, errors, wrong_type) if commands else []
+
+    @abstractmethod
+    def _replies(self, commands: Commands, ttl: float, errors: bool, wrong_type: bool) -> list[Any]:
+        """See `replies`."""
 
     @abstractmethod
     def primaries(self) -> dict[str, Server]:
