@@ -7,6 +7,7 @@ from typing import Any
 
 from celery import states
 from celery.app.task import Context
+from celery.utils.time import maybe_make_aware
 
 from ..errors import TaskSkipped
 
@@ -64,12 +65,6 @@ def ended_since(task: Any, task_id: str, since: float) -> bool:
     when = meta.get("date_done")
     try:
         when = datetime.fromisoformat(when) if isinstance(when, str) else when
-        return bool(_utc(when).timestamp() >= since)
+        return bool(maybe_make_aware(when).timestamp() >= since)
     except (ValueError, TypeError, AttributeError):
         return False
-
-
-def _utc(when: datetime) -> datetime:
-    from datetime import timezone
-
-    return when if when.tzinfo else when.replace(tzinfo=timezone.utc)

@@ -58,6 +58,10 @@ KINDS: Final[dict[Any, Any]] = {
 }
 
 
+def unused(connection: Any) -> None:
+    """For a pool that opens no connection: nobody calls this."""
+
+
 def pools_like(client: Any) -> PoolFactory:
     """A factory of connection pools for the server that this client is connected to.
 

@@ -239,11 +239,9 @@ def code_of(error: Any) -> str:
     """The first word of a server's error reply; "" for anything else."""
     if not isinstance(error, ResponseError):
         return ""
-    return next((code for kind, code in _CODES if isinstance(error, kind)), _first_word(error))
-
-
-def _first_word(error: ResponseError) -> str:
-    return str(error).partition(" ")[0]
+    return next(
+        (code for kind, code in _CODES if isinstance(error, kind)), str(error).partition(" ")[0]
+    )
 
 
 def moved_to(error: Any) -> tuple[str, int] | None:

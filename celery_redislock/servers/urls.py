@@ -14,7 +14,7 @@ import redis
 from redis.sentinel import SentinelConnectionPool
 
 from ..errors import ConfigError
-from .connections import PoolFactory, fit, sentinel_of
+from .connections import PoolFactory, fit, sentinel_of, unused
 
 #: Transport options that a user may set, beside `master_name` and `sentinel_kwargs`.
 CONNECTION_OPTIONS: Final = (
@@ -147,7 +147,7 @@ def source_from_url(url: str, options: Mapping[str, Any] | None = None) -> Sourc
         else:
             source = _url_pools(url, kwargs)
         # This does not connect, but refuses unknown options.
-        _one_of(source)(1.0, _nothing).make_connection()
+        _one_of(source)(1.0, unused).make_connection()
     except ConfigError:
         raise
     except (TypeError, ValueError, redis.RedisError) as exc:
@@ -188,10 +188,6 @@ def _url_pools(url: str, kwargs: dict[str, Any]) -> PoolFactory:
         return redis.ConnectionPool.from_url(url, **{**kwargs, **fit(timeout, on_connect)})
 
     return make
-
-
-def _nothing(connection: Any) -> None:
-    """Nobody calls this: no connection is opened."""
 
 
 def _wants_tls(kwargs: Mapping[str, Any]) -> bool:
