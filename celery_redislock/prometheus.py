@@ -32,7 +32,7 @@ from prometheus_client.multiprocess import MultiProcessCollector, mark_process_d
 from prometheus_client.registry import Collector as BaseCollector
 
 from .app.internals import real_app
-from .app.metrics import LOST, METRICS, RECOVERED, WARN_AFTER, Measures, Metric
+from .app.metrics import LOST, METRICS, RECOVERED, WARN_AFTER, Metric, measure
 from .app.processes import is_alive
 from .ops.collector import Collector
 from .protocol.log import get_logger
@@ -66,7 +66,7 @@ def instrument(
     measures = _measures.setdefault(app, {})
     if id(registry) not in measures:
         measures[id(registry)] = recorder = _recorder(registry)
-        Measures(app, recorder).connect()
+        measure(app, recorder)
     if port is not None:
         _ports.setdefault(app, (port, addr, registry))
     celery_signals.worker_ready.connect(_serve, dispatch_uid="celery_redislock.prometheus")

@@ -11,7 +11,6 @@ from typing import Any, Final
 from celery import Task
 
 from ..app.internals import is_decorated, is_nobodys_app
-from ..app.labels import LabelMaker
 from ..app.options import OPTIONS, UNSET, LockOptions, resolve
 from ..app.settings import AppLocks, Elsewhere, app_locks
 from ..app.unknown import refuse_name, refuse_unknown_options
@@ -74,8 +73,11 @@ def resolve_options(cls: type[LockedTask], door: type[LockedTask], app: Any) -> 
     key_maker = KeyMaker(cls.name, function, options.lock_key, cls._normalise, headers=headers)
     cls._redislock_key_maker = key_maker
     label = options.lock_label
+    cls._redislock_label_is_told = False
     cls._redislock_label_maker = (
-        None if label is None else LabelMaker(cls.name, function, label, cls._normalise, headers)
+        None
+        if label is None
+        else KeyMaker(cls.name, function, label, cls._normalise, "lock_label", headers)
     )
     if options.lock_scope != "running" and not cls.typing and key_maker.binds:
         raise ConfigError(
