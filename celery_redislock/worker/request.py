@@ -4,8 +4,9 @@ for the message, and handles the end of a child.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final
 
 from celery import signals as celery_signals
@@ -39,6 +40,7 @@ from ..lock.heartbeat import heartbeat
 from ..protocol import past, rooms
 from ..protocol.clock import clock
 from ..protocol.entries import id_of
+from ..protocol.keys import LockKeys, keys_of_lock_id
 from ..protocol.log import get_logger
 from ..tasks.act import publish_replaced
 from ..tasks.ends import Deferred, Skipped
@@ -48,7 +50,7 @@ from ..tasks.task import SingletonTask
 from .child_lease import ChildLease
 from .contained import contained
 from .finished import FinishedNote, finished_notes
-from .kept import KeptRequest
+from .kept import reservations, sleeping
 from .source import source_of
 
 logger = get_logger()
@@ -60,7 +62,7 @@ NOTED_FROM: Final = COPIED_FROM - 0.1
 ASK_AGAIN: Final = 10.0
 
 
-class LockRequest(KeptRequest):
+class LockRequest(Request):
     """A request for a locked task."""
 
     #: After a lock server did not answer: when to ask it again about dead children's tasks.
@@ -72,6 +74,12 @@ class LockRequest(KeptRequest):
     _lease: ChildLease | None = None
     #: The run for which the child was terminated, and the lock.
     _replaced: TaskReplaced | None = None
+    #: What is reserved for the message, until it is known to be settled, and for which lock.
+    _kept: Kept | None = None
+    lock_keys: LockKeys
+    _is_reserved = False
+    #: Whether the broker got the message back.
+    _is_requeued = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -94,9 +102,14 @@ class LockRequest(KeptRequest):
         self._lock_token = stamp(self.request_dict, wants_events, self.content_type, origin, source)
         #: Whether it may be one of several copies: then its run's done note stays.
         self._is_copy = source.fanout or is_copy(self.request_dict)
-        self._kept = Kept.of(self.request_dict)
-        if self._kept is not None:
-            self._remember(self._kept)
+        self._kept = kept = Kept.of(self.request_dict)
+        if kept is None:
+            return
+        if self.eta is not None:
+            sleeping.add(self)
+        with contextlib.suppress(ValueError):  # whoever settles it says so
+            self.lock_keys = keys_of_lock_id(self.task.app_locks.prefix, kept.lock_id)
+            self._is_reserved = kept.place is None
 
     def on_accepted(self, pid: int, time_accepted: float) -> Any:
         """The pool took the task. In a pool of processes, each runs one task at a time."""
@@ -106,6 +119,8 @@ class LockRequest(KeptRequest):
         accepted = super().on_accepted(pid, time_accepted)
         if self._lease is not None:
             heartbeat.add(self._lease)
+        if self._is_reserved:
+            reservations.add(self)
         return accepted
 
     @contained
@@ -114,6 +129,37 @@ class LockRequest(KeptRequest):
             lease = ChildLease(pid, self, self._lock_token)
             housekeeper.when_gone(pid, lease.child_ended, most=lease.ttl)
             self._lease = lease
+
+    def unsettled(self) -> Kept | None:
+        """The reservation or room place of the message; None if the message will come back."""
+        return self._kept if self.acknowledged and not self._is_requeued else None
+
+    @contained
+    def settle(self, end: End) -> None:
+        """Settle the reservation or room place of the message, in the background: that may wait for
+        the lock server and the broker, and this thread serves all requests.
+        """
+        kept, self._kept = self._kept, None
+        settle_beside(self.task.app, kept, end)
+        clear = self.task._redislock_clear
+        if clear is not None and not end.passes_on and not (kept is not None and kept.token):
+            housekeeper.add(partial(clear, self.args, self.kwargs, self.id))
+
+    def reject(self, requeue: bool = False) -> None:
+        """Give the message back to the broker, or let the broker drop it."""
+        self._is_requeued = requeue and not self.acknowledged
+        super().reject(requeue)
+        if not requeue:
+            self.settle(End.CANNOT_RUN)
+
+    def revoked(self) -> bool:
+        """Whether the task is not to run: it was revoked, or has expired."""
+        if was_revoked(self):
+            return True
+        is_over = bool(super().revoked())
+        if is_over:
+            self.settle(End.ENDED_BY_CELERY)
+        return is_over
 
     def acknowledge(self) -> None:
         """Acknowledge the message, before or after its run. The run's done note may then go."""

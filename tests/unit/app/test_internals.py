@@ -19,7 +19,6 @@ from celery.worker.request import Request
 
 from celery_redislock import SingletonTask
 from celery_redislock.app import internals
-from celery_redislock.worker.kept import KeptRequest
 from celery_redislock.worker.request import LockRequest
 
 ROOT = Path(internals.__file__).parents[1]
@@ -66,7 +65,7 @@ CELERYS = {
 #: Where classes of Celery's have subclasses.
 SUBCLASSES = ("tasks/locked.py", "tasks/task.py", "worker/request.py")
 OURS = {
-    **dict.fromkeys(("KeptRequest", "LockRequest"), "celery.worker.request:Request"),
+    "LockRequest": "celery.worker.request:Request",
     "SingletonTask": "celery.app.task:Task",
 }
 
@@ -189,7 +188,7 @@ def test_celery_has_what_is_overridden(hook):
 
 def test_all_that_is_overridden_is_listed():
     listed = {(hook.owner, hook.name) for hook in HOOKS}
-    for ours in (KeptRequest, LockRequest, SingletonTask):
+    for ours in (LockRequest, SingletonTask):
         theirs = symbol_by_name(OURS[ours.__name__])
         common = {name for name in vars(ours) if name in vars(theirs)}
         # What Celery documents for subclasses and callers.
