@@ -8,6 +8,7 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from .compat import leftovers as _leftovers  # noqa: F401  refuses other packages' options
 from .errors import (
     ConfigError,
     LockConflict,

@@ -21,7 +21,7 @@ from opentelemetry import metrics, trace
 
 from . import signals
 from .app.internals import real_app
-from .app.metrics import METRICS, Measures, Metric
+from .app.metrics import METRICS, Metric, measure
 
 __all__ = ["instrument"]
 
@@ -38,10 +38,9 @@ def instrument(app: Any, *, meter_provider: Any = None) -> None:
     if app in _instrumented:
         return
     meter = metrics.get_meter("celery_redislock", meter_provider=meter_provider)
-    measures, spans = Measures(app, _Recorder(meter)), _Spans(app)
-    measures.connect()
-    spans.connect()
-    _instrumented[app] = (measures, spans)
+    measure(app, _Recorder(meter))
+    _Spans(app).connect()
+    _instrumented.add(app)
 
 
 #: The attribute of each label. The first has its name in opentelemetry-instrumentation-celery.
@@ -51,7 +50,7 @@ _ATTRIBUTES: Final = {
     "how": "redislock.how",
 }
 
-_instrumented: Final[weakref.WeakKeyDictionary[Any, Any]] = weakref.WeakKeyDictionary()
+_instrumented: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
 
 
 class _Recorder:

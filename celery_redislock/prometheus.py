@@ -10,8 +10,12 @@ in `PROMETHEUS_MULTIPROC_DIR` before it starts: the counts are joined there.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import struct
 import weakref
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, Final
 
 from celery import signals as celery_signals
@@ -24,11 +28,13 @@ from prometheus_client import (
     Histogram,
     start_http_server,
 )
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+from prometheus_client.registry import Collector as BaseCollector
 
 from .app.internals import real_app
-from .app.metrics import LOST, METRICS, RECOVERED, WARN_AFTER, Measures, Metric
+from .app.metrics import LOST, METRICS, RECOVERED, WARN_AFTER, Metric, measure
+from .app.processes import is_alive
 from .ops.collector import Collector
-from .ops.multiprocess import Processes
 from .protocol.log import get_logger
 from .tasks.task import SingletonTask
 
@@ -38,6 +44,10 @@ logger = get_logger()
 
 #: The variable that names prometheus-client's directory for the counts of all processes.
 DIRECTORY: Final = "PROMETHEUS_MULTIPROC_DIR"
+#: What prometheus-client raises if it reads a file that is being made, was removed, or is damaged.
+_UNREADABLE: Final = (OSError, struct.error, RuntimeError, ValueError)
+#: How many times a scrape tries to read files that change as it reads.
+_TRIES: Final = 10
 
 
 def instrument(
@@ -56,7 +66,7 @@ def instrument(
     measures = _measures.setdefault(app, {})
     if id(registry) not in measures:
         measures[id(registry)] = recorder = _recorder(registry)
-        Measures(app, recorder).connect()
+        measure(app, recorder)
     if port is not None:
         _ports.setdefault(app, (port, addr, registry))
     celery_signals.worker_ready.connect(_serve, dispatch_uid="celery_redislock.prometheus")
@@ -72,8 +82,47 @@ def registry(own: Any = REGISTRY) -> Any:
     if not directory:
         return own
     joined = CollectorRegistry()
-    joined.register(Processes(directory))
+    joined.register(_AllProcesses(directory))
     return joined
+
+
+class _AllProcesses(BaseCollector):
+    """The metrics of all processes, as prometheus-client joins them. No scrape fails: a file
+    that is just being made, or that cannot be read, is left out.
+
+    Args:
+        directory: the value of `PROMETHEUS_MULTIPROC_DIR`. All its processes are on one host.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self._directory = Path(directory)
+
+    def collect(self) -> Iterable[Any]:
+        """The metrics, at a scrape."""
+        self._forget_dead_holders()
+        files = [str(file) for file in self._directory.glob("*.db")]
+        for _ in range(_TRIES):
+            with contextlib.suppress(*_UNREADABLE):
+                return MultiProcessCollector.merge(files)  # type: ignore[no-any-return, unused-ignore]
+            files = [file for file in files if _can_be_read(file)]
+        return []
+
+    def _forget_dead_holders(self) -> None:
+        """Remove the "live" gauges of dead processes. A killed one could tell nobody of its end."""
+        for file in self._directory.glob("gauge_live*_*.db"):
+            pid = file.stem.rpartition("_")[2]
+            if pid.isdecimal() and not is_alive(int(pid)):
+                with contextlib.suppress(FileNotFoundError):  # another scrape has removed it
+                    mark_process_dead(pid, str(self._directory))
+
+
+def _can_be_read(file: str) -> bool:
+    try:
+        MultiProcessCollector.merge([file])
+    except _UNREADABLE as exc:
+        logger.debug("redislock: the metrics in %s are left out: %r", file, exc)
+        return False
+    return True
 
 
 class _Recorder:

@@ -47,7 +47,8 @@ def message_options(
     header: Mapping[str, Any],
     delivery: Delivery,
 ) -> dict[str, Any]:
-    """The options that publish a task as it came: id, callbacks, expiry, queue, format and all.
+    """The options with which a task is published again as it came: with the same id, callbacks,
+    expiry, queue and format.
 
     Args:
         raw: the request as Celery hands it to the tracer.

@@ -140,8 +140,8 @@ AS_CELERY_READS_IT: Final = Origin()
 
 
 def origin_of(message: Any, redelivery: Redelivery) -> Origin:
-    """What the broker says of a message. Brokers that kombu must ask for each message use fields of
-    their own, and some transports give a message a new tag at each delivery.
+    """What the broker says of a message, in fields of its own: some of kombu's transports give a
+    message a new tag at each delivery.
     """
     if redelivery.hears_acks:
         return AS_CELERY_READS_IT
@@ -173,7 +173,7 @@ def _times(name: str, options: Mapping[str, Any]) -> list[float]:
 
 
 def _sqs_times(options: Mapping[str, Any], timeout: float) -> list[float]:
-    """Each SQS queue has its own timeout. kombu sets it only for queues that it creates."""
+    """The timeout of each SQS queue. kombu sets it only for queues that it creates."""
     queues = options.get("predefined_queues")
     if not queues:
         created = options.get("sqs-creation-attributes") or {}
@@ -242,7 +242,7 @@ def secret_of(app: Any) -> bytes:
 
 
 def _urls_of(connection: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The broker's URLs, as far as they are known, and their parts."""
+    """The URLs of the broker that the connection names, each with its parts."""
     for url in connection.alt or [""]:
         yield url, parse_url(url) if "://" in url else vars(connection)
 

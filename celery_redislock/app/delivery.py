@@ -31,7 +31,7 @@ VERSION: Final = 2
 
 
 def attempt_of(raw: Mapping[str, Any]) -> tuple[str, int, int]:
-    """Which attempt of a task a request is: the task's id, how many retries and replacements."""
+    """Which attempt a request is: the task's id, how many retries, how many replacements."""
     return raw.get("id") or "", raw.get("retries") or 0, raw.get("replaced_task_nesting") or 0
 
 
@@ -132,7 +132,7 @@ def take_header(raw: dict[str, Any]) -> Any:
 
 
 class Kept(NamedTuple):
-    """What is kept for a message.
+    """What is reserved for a message: the lock, or a place in a waiting room, or both.
 
     Attributes:
         lock_id: the lock's id, see `LockKeys`.
@@ -154,7 +154,7 @@ class Kept(NamedTuple):
 
     @classmethod
     def of(cls, raw: Mapping[str, Any]) -> Kept | None:
-        """What is kept for the message with these headers."""
+        """The reservation or room place that these headers name; None if they name none."""
         header = raw.get(KEY)
         if not isinstance(header, Mapping) or is_from_newer(raw):
             return None
@@ -174,8 +174,8 @@ class Kept(NamedTuple):
 # Not frozen: making one would take six times as long.
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Delivery:
-    """What is known of one delivery of a task's message. Never changed: what is learned of it makes
-    a new one.
+    """What is known of one delivery of a task's message. It never changes: whatever is learned
+    later makes a new `Delivery`.
 
     Attributes:
         token: the delivery's token.
@@ -313,7 +313,7 @@ class Delivery:
 
     @property
     def cannot_come_back(self) -> bool:
-        """Whether it cannot be given back to the broker for this worker alone."""
+        """Whether the broker would give the message, if it got it back, to other workers too."""
         return self.fanout and self.queue is None
 
     @property

@@ -17,12 +17,12 @@ from ..protocol.log import get_logger
 
 logger = get_logger()
 
-#: What this process has warned of: it meets many texts of one kind, and says so once.
-_told: Final[set[tuple[str, str]]] = set()
+#: The kinds of text that this process has warned of.
+_warned: Final[set[str]] = set()
 
 
 def is_newer(what: str, version: Any, known: int) -> bool:
-    """Whether a newer release wrote a text. Warns of each version once in a process.
+    """Whether a newer release wrote a text. Warns of each kind once in a process.
 
     Args:
         what: the kind of the text, and what becomes of it, for the warning.
@@ -31,12 +31,11 @@ def is_newer(what: str, version: Any, known: int) -> bool:
     """
     if isinstance(version, int) and version <= known:
         return False
-    told = (what, one_line(str(version)))
-    if told not in _told:
-        _told.add(told)
+    if what not in _warned:
+        _warned.add(what)
         logger.warning(
             "redislock: a newer celery-redislock wrote %s: its format is of version %s, and this"
             " release reads up to version %d. Upgrade this process",
-            *told, known,
+            what, one_line(str(version)), known,
         )  # fmt: skip
     return True

@@ -1,8 +1,8 @@
 """Every private name of Celery, kombu and billiard that this package uses, each with the reason.
 
 If a release of Celery renames one, only this module must change. The rest of the package calls the
-functions here, and uses no such name itself; `HOOKS` lists those that our classes override.
-tests/unit/app/test_internals.py checks both, and that the installed Celery has all of them.
+functions here, and uses no such name itself. tests/unit/app/test_internals.py checks that, lists
+what our classes override, and checks that the installed Celery has all of it.
 
 A name is private if it begins with an underscore, or if Celery's documentation does not say what
 others may do with it. Public modules of Celery are imported where they are used. What only workers
@@ -17,7 +17,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 # The stack of running tasks. `send_task` makes the task on top the parent of what it sends, and has
 # no option against that. Without the stack, a task that is published again would be its own child,
@@ -33,45 +33,6 @@ from ..protocol.signatures import own_signature
 
 CELERYS_SETTINGS: Final = DEFAULTS
 on_app_complete: Final = connect_on_app_finalize
-
-
-class Hook(NamedTuple):
-    """An attribute that a class of ours overrides, and that Celery calls.
-
-    Attributes:
-        owner: Celery's class.
-        name: the attribute.
-        takes: its first parameters; none if it is not a method.
-        why: why it is overridden, and so what breaks if Celery no longer calls it.
-    """
-
-    owner: str
-    name: str
-    takes: tuple[str, ...]
-    why: str
-
-
-_TASK: Final = "celery.app.task:Task"
-_REQUEST: Final = "celery.worker.request:Request"
-
-HOOKS: Final = (
-    Hook(_TASK, "__trace__", (), "the lock is taken before Celery's tracer is entered"),
-    Hook(_TASK, "on_bound", ("app",), "options are checked when the task is bound"),
-    Hook(_TASK, "start_strategy", ("app", "consumer"), "a worker's requests become LockRequests"),
-    Hook(_TASK, "Request", (), "the class that a worker's requests are made of"),
-    Hook(_REQUEST, "on_accepted", ("pid", "time_accepted"), "a child's lock is watched"),
-    Hook(_REQUEST, "on_timeout", ("soft", "timeout"), "a hard limit settles what is kept"),
-    Hook(_REQUEST, "terminate", ("pool", "signal"), "a revocation settles what is kept"),
-    Hook(_REQUEST, "cancel", ("pool", "signal"), "a child that is to end is not a recovery"),
-    Hook(_REQUEST, "acknowledge", (), "a done note is forgotten soon after that"),
-    Hook(_REQUEST, "reject", ("requeue",), "whether a message comes back; else it is settled"),
-    Hook(_REQUEST, "revoked", (), "a message that does not run settles what is kept"),
-    Hook(_REQUEST, "send_event", ("type",), "a waiting task that is revoked is shown as such"),
-    Hook(
-        _REQUEST, "on_failure", ("exc_info", "send_failed_event", "return_ok"),
-        "a skipped or replaced task is REVOKED, and a dead child's lock is kept for its retry",
-    ),
-)  # fmt: skip
 
 
 # -- the task that runs here ------------------------------------------------------------------
@@ -110,8 +71,9 @@ class as_running:  # noqa: N801  a context manager
         _task_stack.pop()
 
     def restore(self) -> None:
-        """Let the same run as when this was made: a time limit may come at any bytecode, so a
-        `with` that changes it may never be left, or never be entered. Safe to repeat.
+        """Make the same task current as when this object was made. A time limit may come at any
+        bytecode, so a `with` statement that changes it may never be left, or never be entered. Safe
+        to repeat.
         """
         for stack, before in self._before:
             if stack.stack != before:
@@ -396,16 +358,16 @@ def has_ended(of: Callable[[], Any]) -> bool:
 
 
 def bring_forward(request: Any, seconds: float) -> None:
-    """Let a message that the worker has just received be due so many seconds sooner. Only tests
-    with a clock of their own need it.
+    """Make a message that the worker has just received due so many seconds sooner. Only tests with
+    a clock of their own need it.
     """
     if request.eta is not None:
         request._eta -= timedelta(seconds=seconds)
 
 
 def hasten(timer: Any, seconds: float) -> None:
-    """Let all that this worker's timer counts down be due so many seconds sooner, as
-    `bring_forward` does for a message that is yet to come.
+    """Make everything that this worker's timer counts down due so many seconds sooner. See
+    `bring_forward`.
     """
     queue = timer.schedule._queue
     with getattr(timer, "mutex", contextlib.nullcontext()):
@@ -425,8 +387,8 @@ def terminate_child(consumer: Any, pid: int, signum: int) -> None:
 
 
 def say_ended(request: Any) -> None:
-    """Tell the worker that the request has ended, as `Request.on_failure` does. Else the worker
-    would wait for it at shutdown.
+    """Tell the worker that the request has ended, as `Request.on_failure` does. Otherwise the
+    worker would wait for it at shutdown.
     """
     from celery.worker import state
 

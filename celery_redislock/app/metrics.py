@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol
 
 from .. import signals
@@ -86,58 +86,37 @@ class Recorder(Protocol):
         """Observe in a histogram, add to a counter or gauge, or set a level."""
 
 
-class Measures:
-    """Records the signals of one app's tasks."""
+#: For each signal, what its details add to which metrics: values and further labels.
+_MEASURED: Final[dict[Any, Callable[[Any], list[tuple[Metric, float, dict[str, str]]]]]] = {
+    signals.lock_acquired: lambda details: [
+        (ACQUIRE, details.latency, {}),
+        (HOLDING, 1, {}),
+        *([(WAITED, details.waited, {})] if details.waited else []),
+    ],
+    signals.lock_released: lambda details: [
+        (HELD_FOR, details.held, {}),
+        (HOLDING, -1, {}),
+        *([(LAST_SUCCESS, time.time(), {})] if details.how == past.SUCCEEDED else []),
+    ],
+    signals.lock_conflict: lambda details: [(CONFLICTS, 1, {"outcome": details.outcome})],
+    signals.lock_lost: lambda details: [] if details.replaced else [(LOST, 1, {})],
+    signals.lock_recovered: lambda details: [(RECOVERED, 1, {"how": details.how})],
+    signals.lock_extended: lambda details: [(LATE, details.late, {})],
+    signals.lock_waiting: lambda details: [(WAITING, 1 if details.waits else -1, {})],
+}
 
-    def __init__(self, app: Any, recorder: Recorder) -> None:
-        self._app = weakref.ref(app)
-        self._recorder = recorder
 
-    def connect(self) -> None:
-        """Listen to the signals."""
-        for signal, method in self._receivers().items():
-            # With an id: Celery 5.5 takes the methods of two objects for the same receiver.
-            signal.connect(method, weak=False, dispatch_uid=id(self))
+def measure(app: Any, recorder: Recorder) -> None:
+    """Record what the signals of this app's tasks say."""
+    of_app = weakref.ref(app)
 
-    def _receivers(self) -> Mapping[Any, Callable[..., None]]:
-        return {
-            signals.lock_acquired: self._acquired,
-            signals.lock_released: self._released,
-            signals.lock_conflict: self._conflict,
-            signals.lock_lost: self._lost,
-            signals.lock_recovered: self._recovered,
-            signals.lock_extended: self._extended,
-            signals.lock_waiting: self._waiting,
-        }
+    def listen(signal: Any, measured: Callable[[Any], Any]) -> None:
+        def receive(sender: Any, details: Any, **kwargs: Any) -> None:
+            if sender.app is of_app():
+                for metric, value, labels in measured(details):
+                    recorder.record(metric, value, task=sender.name, **labels)
 
-    def _record(self, sender: Any, metric: Metric, value: float, **labels: str) -> None:
-        if sender.app is self._app():
-            self._recorder.record(metric, value, task=sender.name, **labels)
+        signal.connect(receive, weak=False)
 
-    def _acquired(self, sender: Any, details: signals.AcquiredDetails, **kwargs: Any) -> None:
-        self._record(sender, ACQUIRE, details.latency)
-        self._record(sender, HOLDING, 1)
-        if details.waited:
-            self._record(sender, WAITED, details.waited)
-
-    def _released(self, sender: Any, details: signals.ReleasedDetails, **kwargs: Any) -> None:
-        self._record(sender, HELD_FOR, details.held)
-        self._record(sender, HOLDING, -1)
-        if details.how == past.SUCCEEDED:
-            self._record(sender, LAST_SUCCESS, time.time())
-
-    def _conflict(self, sender: Any, details: signals.ConflictDetails, **kwargs: Any) -> None:
-        self._record(sender, CONFLICTS, 1, outcome=details.outcome)
-
-    def _lost(self, sender: Any, details: signals.LostDetails, **kwargs: Any) -> None:
-        if not details.replaced:
-            self._record(sender, LOST, 1)
-
-    def _recovered(self, sender: Any, details: signals.RecoveredDetails, **kwargs: Any) -> None:
-        self._record(sender, RECOVERED, 1, how=details.how)
-
-    def _extended(self, sender: Any, details: signals.ExtendedDetails, **kwargs: Any) -> None:
-        self._record(sender, LATE, details.late)
-
-    def _waiting(self, sender: Any, details: signals.WaitingDetails, **kwargs: Any) -> None:
-        self._record(sender, WAITING, 1 if details.waits else -1)
+    for signal, measured in _MEASURED.items():
+        listen(signal, measured)

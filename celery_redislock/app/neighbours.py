@@ -36,7 +36,7 @@ _NAMES: Final = ("unacked_key", "unacked_index_key", "unacked_mutex_key")
 
 
 def strangers(locks: AppLocks, conf: Any, keys: Iterable[bytes]) -> list[str]:
-    """Those of the keys that are neither ours nor Celery's."""
+    """The keys, of those given, that belong neither to this package nor to Celery."""
     options = conf.broker_transport_options or {}
     named = tuple(str(options[name]).encode() for name in _NAMES if options.get(name))
     others = (
@@ -64,7 +64,7 @@ def caches_beside(locks: AppLocks) -> list[str]:
 
 
 def _databases(cache: Any) -> Iterator[str]:
-    """The databases of a cache of Django's, in whichever class's form."""
+    """The databases that one of Django's caches uses, whichever cache class it has."""
     urls, options = cache.get("LOCATION"), cache.get("OPTIONS") or {}
     pool = options.get("CONNECTION_POOL_KWARGS") or {}  # as django-redis has it
     database = options.get("db", pool.get("db"))

@@ -95,12 +95,6 @@ def _hold(value: Any) -> float | None:
     return None if value is None else checks.ttl(value)
 
 
-def _limit(value: Any) -> int:
-    if not checks.is_int(value) or not 1 <= value <= MAX_LIMIT:
-        raise ValueError
-    return int(value)
-
-
 def _one_of(*accepted: str) -> Callable[[Any], str]:
     def check(value: Any) -> str:
         if not isinstance(value, str) or value not in accepted:
@@ -161,7 +155,7 @@ _CHECKS: Final[dict[str, tuple[Callable[[Any], Any], str]]] = {
     "lock_max_hold": (_hold, f"None or {checks.TTL}"),
     "lock_min_hold": (_hold, f"None or {checks.TTL}"),
     "lock_min_hold_after": (_one_of("success", "any"), "'success' or 'any'"),
-    "lock_limit": (_limit, f"a whole number from 1 to {MAX_LIMIT}"),
+    "lock_limit": (checks.whole(1, MAX_LIMIT), f"a whole number from 1 to {MAX_LIMIT}"),
     "on_conflict": (
         _policy,
         "a policy object (an instance, not a class) or one of "

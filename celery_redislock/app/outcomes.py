@@ -116,7 +116,7 @@ class Whose(NamedTuple):
 
 
 def is_heard(outcome: Outcome) -> bool:
-    """Whether a report would reach anybody. Most would not, and are not made: that saves time."""
+    """Whether anybody would get a report of this outcome. Most are not made, which saves time."""
     is_logged = logger.isEnabledFor(outcome.level)
     return is_logged or events.wanted or bool(outcome.signal.receivers)
 

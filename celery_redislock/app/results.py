@@ -7,6 +7,7 @@ from typing import Any
 
 from celery import states
 from celery.app.task import Context
+from celery.utils.time import maybe_make_aware
 
 from ..errors import TaskSkipped
 
@@ -21,18 +22,6 @@ def store_skipped(task: Any, request: Any, error: TaskSkipped) -> None:
         store_result=stores_errors(task, request),
         call_errbacks=False,
         state=states.REVOKED,
-    )
-
-
-def store_failed(task: Any, request: Any, error: Exception, traceback: str) -> None:
-    """Store that a task failed, also for its chord, chain and errbacks."""
-    task.backend.mark_as_failure(
-        request.id,
-        error,
-        traceback,
-        request=request,
-        store_result=stores_errors(task, request),
-        call_errbacks=True,
     )
 
 
@@ -55,7 +44,7 @@ def ignores_result(task: Any, request: Context) -> bool:
 
 
 def proves_nothing(task: Any, request: Context) -> bool:
-    """Whether no stored result can prove that this call has ended."""
+    """Whether no result of this call is stored where others can read it."""
     # Imported here: few calls need it, and senders need no backends.
     from celery.backends.base import DisabledBackend
     from celery.backends.rpc import RPCBackend
@@ -64,7 +53,7 @@ def proves_nothing(task: Any, request: Context) -> bool:
 
 
 def is_ready(task: Any, task_id: str) -> bool:
-    """Whether a result is stored. RETRY is not one: it is how an earlier attempt ended."""
+    """Whether a final result is stored. RETRY is not one: so ends an attempt before a retry."""
     return task.backend.get_state(task_id) in states.READY_STATES
 
 
@@ -76,12 +65,6 @@ def ended_since(task: Any, task_id: str, since: float) -> bool:
     when = meta.get("date_done")
     try:
         when = datetime.fromisoformat(when) if isinstance(when, str) else when
-        return bool(_utc(when).timestamp() >= since)
+        return bool(maybe_make_aware(when).timestamp() >= since)
     except (ValueError, TypeError, AttributeError):
         return False
-
-
-def _utc(when: datetime) -> datetime:
-    from datetime import timezone
-
-    return when if when.tzinfo else when.replace(tzinfo=timezone.utc)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from celery import Celery
@@ -15,14 +15,12 @@ from celery import Celery
 from ..errors import ConfigError
 from ..lock import sources
 from ..protocol import checks
-from ..protocol.checks import check_prefix
 from ..protocol.notes import DONE_TTL
 from ..servers import stand_in
 from ..servers.address import address_of
 from ..servers.urls import QUORUM, TRANSPORT_OPTIONS, is_redis_url, source_from_url
 from .brokers import redelivery_of
 from .internals import CELERYS_SETTINGS, hide_setting, real_app
-from .leftovers import refuse_leftover_settings, translated
 from .options import SETTINGS
 from .unknown import refuse_unknown_settings
 
@@ -37,6 +35,10 @@ OFFER_FOR: Final = 86400.0
 
 
 hide_setting("redislock_url")
+
+#: Settings of ours that those of other packages stand for, given the app's configuration and the
+#: names of its settings that are not Celery's. `compat.leftovers` sets it.
+translated: Callable[[Any, Iterable[str]], Mapping[str, Any]] = lambda conf, names: {}  # noqa: E731
 
 
 class Address(NamedTuple):
@@ -54,7 +56,9 @@ class NoServer(ConfigError):
 
 
 class Elsewhere(NoServer):
-    """The same, of an app that has the task only because Celery gives shared tasks to every app."""
+    """No setting says where the locks are, in an app that has the task only because Celery gives
+    shared tasks to every app.
+    """
 
 
 class AppLocks:
@@ -69,32 +73,27 @@ class AppLocks:
     """
 
     def __init__(self, app: Any, known: AppLocks | None = None) -> None:
-        names = [*setting_names(app)]
-        refuse_unknown_settings(names)
-        refuse_leftover_settings(app.conf, names)
-        given = given_settings(app.conf)
-        refuse_unknown_settings(given)
+        given, names = read_settings(app)
+        refuse_unknown_settings([*names, *given])
         self.settings = {name: given[name] for name in SETTINGS if name in given}
-        for name, value in translated(app.conf).items():
+        for name, value in translated(app.conf, names).items():
             if self.settings.get(name) is None:
                 self.settings[name] = value
-        self.prefix = check_prefix(self.settings.get("redislock_prefix", default_prefix(app.conf)))
-        self.enabled = self._flag("redislock_enabled", True)
-        self._eager = self._flag("redislock_eager", False)
+        prefix = self.settings.get("redislock_prefix", default_prefix(app.conf))
+        self.prefix = checks.check_prefix(prefix)
+        self.enabled: bool = self._checked("redislock_enabled", True, checks.flag, checks.FLAG)
+        self._eager: bool = self._checked("redislock_eager", False, checks.flag, checks.FLAG)
         #: How many runs each bucket keeps in its history; 0 for none.
-        self.history: int = checks.checked(
-            *("app", "redislock_history", self.settings.get("redislock_history", HISTORY)),
-            *(checks.history, checks.HISTORY),
+        self.history: int = self._checked(
+            "redislock_history", HISTORY, checks.history, checks.HISTORY
         )
         #: How many replicas must confirm an acquisition.
-        self.min_replicas: int = checks.checked(
-            *("app", "redislock_min_replicas", self.settings.get("redislock_min_replicas", 0)),
-            *(checks.min_replicas, checks.MIN_REPLICAS),
+        self.min_replicas: int = self._checked(
+            "redislock_min_replicas", 0, checks.min_replicas, checks.MIN_REPLICAS
         )
         #: Seconds after which a waiting task ends that no worker takes, though it is published.
-        self.offer_for: float = checks.checked(
-            *("app", "redislock_offer_for", self.settings.get("redislock_offer_for", OFFER_FOR)),
-            *(checks.offer_for, checks.OFFER_FOR),
+        self.offer_for: float = self._checked(
+            "redislock_offer_for", OFFER_FOR, checks.offer_for, checks.OFFER_FOR
         )
         self.address = _server(app.conf, self.settings)
         self.redelivery = redelivery_of(app.conf)
@@ -135,7 +134,7 @@ class AppLocks:
 
     @property
     def knows_server(self) -> bool:
-        """Whether we know where the locks are: in a server, or in a stand-in."""
+        """Whether a setting says where the locks are, or a test has put them in memory."""
         return self.address is not None or stand_in.current is not None
 
     @property
@@ -177,11 +176,8 @@ class AppLocks:
         where = address_of(source_from_url(address.url, address.options))
         return f"{where}, prefix {self.prefix!r}"
 
-    def _flag(self, name: str, default: bool) -> bool:
-        value = self.settings.get(name, default)
-        if not isinstance(value, bool):
-            raise ConfigError(f"app: {name}={value!r} is not accepted; it must be True or False")
-        return value
+    def _checked(self, name: str, default: Any, check: Callable[[Any], Any], accepted: str) -> Any:
+        return checks.checked("app", name, self.settings.get(name, default), check, accepted)
 
 
 def app_locks(app: Any, *, refresh: bool = False) -> AppLocks:
@@ -218,33 +214,28 @@ def has_locks(app: Any) -> bool:
     return ATTRIBUTE in app.__dict__
 
 
-def setting_names(app: Any) -> Iterator[str]:
-    """The names of the app's settings that are not Celery's, without their namespace."""
-    head = f"{app.namespace}_".lower() if app.namespace else ""
-    for key in _not_celerys(app.conf):
+def read_settings(app: Any) -> tuple[dict[str, Any], list[str]]:
+    """The app's `redislock_*` settings that are set, whatever their namespace and case, unchecked;
+    and the names of all its settings that are not Celery's, without the app's namespace.
+    """
+    ours: dict[str, Any] = {}
+    names: list[str] = []
+    conf, head = app.conf, f"{app.namespace}_".lower() if app.namespace else ""
+    for key in conf:
+        # Celery has hundreds, and this is done whenever a task is bound: only look each one up.
+        if key in CELERYS_SETTINGS:
+            continue
         name = str(key).lower()
+        start = name.find("redislock_")
+        if start == 0 or (start > 0 and name[start - 1] == "_" and str(key).isupper()):
+            ours[name[start:]] = conf[key]
         if head and name.startswith(head):
             name = name.removeprefix(head)
         elif name != key:  # capitals: from a settings module that is not only for Celery
             continue
         if name not in CELERYS_SETTINGS:
-            yield name
-
-
-def _not_celerys(conf: Any) -> Iterator[str]:
-    # Celery has hundreds, and this is done whenever a task is bound: only look each one up.
-    return (key for key in conf if key not in CELERYS_SETTINGS)
-
-
-def given_settings(conf: Any) -> dict[str, Any]:
-    """The `redislock_*` settings that are set, whatever their namespace and case. Unchecked."""
-    settings = {}
-    for key in _not_celerys(conf):
-        name = str(key).lower()
-        start = name.find("redislock_")
-        if start == 0 or (start > 0 and name[start - 1] == "_" and str(key).isupper()):
-            settings[name[start:]] = conf[key]
-    return settings
+            names.append(name)
+    return ours, names
 
 
 def default_prefix(conf: Any) -> str:
@@ -294,7 +285,7 @@ def _of_broker(conf: Any) -> Address | None:
 
 
 def _derived(url: str, options: Mapping[str, Any] | None, use_ssl: Any) -> Address:
-    """The server that another setting names, with only the options that are for connecting."""
+    """The server of broker or backend, with only those of its options that are for connecting."""
     kept = {k: v for k, v in (options or {}).items() if k in TRANSPORT_OPTIONS}
     if isinstance(use_ssl, Mapping):
         kept.update((k, v) for k, v in use_ssl.items() if k in TRANSPORT_OPTIONS)

@@ -10,7 +10,8 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 
 def seconds_until(when: Any) -> float | None:
-    """Seconds from now until then; None if that is not known. Celery reports a wrong time.
+    """Seconds from now until that time; None if it cannot be read. Celery itself reports such a
+    time.
 
     Args:
         when: a number of seconds, or a time as messages and callers give it. One without a time
@@ -32,6 +33,6 @@ def seconds_until(when: Any) -> float | None:
 
 
 def has_passed(when: Any) -> bool:
-    """Whether that time is known to be over. See `seconds_until`."""
+    """Whether that time is over. False if it cannot be read."""
     left = seconds_until(when)
     return left is not None and left < 0

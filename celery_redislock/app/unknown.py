@@ -5,22 +5,48 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final, NoReturn
 
 from ..errors import ConfigError
 from ..policies import Policy
-from .leftovers import is_leftover, replacement
 from .options import OPTIONS, SETTINGS, UNSET, LockOptions
 
 #: "block" and "clock" are not ours.
 _LOCK: Final = re.compile("(?<![bc])lock")
 
+#: What to use here in place of an option of another package, in words; None if no other package has
+#: one with this name. `compat.leftovers` sets it.
+replacement: Callable[[str], str | None] = lambda name: None  # noqa: E731
+
+
+def refuse_name(
+    where: str, name: str, accepted: tuple[str, ...] = OPTIONS, more: str = ""
+) -> NoReturn:
+    """Refuse an option or a setting that does not exist, and name what to use instead.
+
+    Args:
+        where: what it belongs to, for the message.
+        name: the name as the user wrote it.
+        accepted: the names that there are, `OPTIONS` or `SETTINGS`.
+        more: what the message says at its end.
+
+    Raises:
+        ConfigError: always.
+    """
+    if accepted is OPTIONS and (instead := replacement(name)):
+        what = f"{name!r} is {instead}"
+    else:
+        near = _close_matches(name.lower(), accepted)
+        hint = f"; did you mean {near[0]}?" if near else "."
+        what = f"unknown {'setting' if accepted is SETTINGS else 'option'} {name!r}{hint}"
+    raise ConfigError(f"{where}: {what} Accepted: {', '.join(sorted(accepted))}{more}")
+
 
 def refuse_unknown_options(
     where: str, attributes: Iterable[tuple[str, Any]], taken: Collection[str]
 ) -> None:
-    """Refuse attributes that look like our options and are not.
+    """Refuse attributes of a locked task that look like our options and are not.
 
     Args:
         where: the task, for messages.
@@ -28,43 +54,24 @@ def refuse_unknown_options(
         taken: names of the base class that are not options. Methods may override them.
 
     Raises:
-        ConfigError: a value under a name that is taken, an unknown `lock_*` or `redislock_*`
-            name, an unknown `on_*` that is not a hook, an option of another package, or a near
-            miss of another option.
+        ConfigError: a value under a name that is taken, or a name that `looks_like_an_option`.
     """
     for name, value in attributes:
-        if name in OPTIONS:
-            continue
-        if is_leftover(name):
-            # A method or a property with that name is the user's own.
-            if not hasattr(type(value), "__get__"):
-                refuse_unknown_option(where, name)
-            continue
+        is_method = hasattr(type(value), "__get__")
         if name in taken:
-            is_own = value is UNSET or isinstance(value, LockOptions)
-            if not hasattr(type(value), "__get__") and not is_own:
+            if not is_method and value is not UNSET and not isinstance(value, LockOptions):
                 raise ConfigError(
                     f"{where}: {name}={value!r} is not accepted: it is not an option, and the base"
                     " class has an attribute with this name. Accepted options:"
                     f" {', '.join(sorted(OPTIONS))}"
                 )
-        elif _looks_like_an_option(name.lower(), value):
-            refuse_unknown_option(where, name)
-
-
-def refuse_unknown_option(where: str, name: str) -> NoReturn:
-    """Refuse an option that does not exist, and name what to use instead.
-
-    Raises:
-        ConfigError: always.
-    """
-    raise ConfigError(_unknown_option(where, name))
-
-
-def _unknown_option(where: str, name: str) -> str:
-    if is_leftover(name):
-        return f"{where}: {name!r} is {replacement(name)} Accepted: {', '.join(sorted(OPTIONS))}"
-    return _unknown(where, "option", name, OPTIONS)
+        elif (
+            name not in OPTIONS
+            and looks_like_an_option(name, value)
+            # A method with the name of another package's option is the user's own.
+            and not (is_method and replacement(name))
+        ):
+            refuse_name(where, name)
 
 
 def refuse_options_of_call(task: str, options: Mapping[str, Any]) -> None:
@@ -79,19 +86,18 @@ def refuse_options_of_call(task: str, options: Mapping[str, Any]) -> None:
         ConfigError: there is an option of ours, a near miss, or an option of another package.
     """
     celerys = _celerys_of_call()
+    where = f"a call of task {task}"
+    more = (
+        ". Options belong to the task, not to one of its calls: set them where the task is defined,"
+        " in task_annotations or in redislock_tasks"
+    )
     for name, value in options.items():
         if name in celerys or name in (options.get("stamped_headers") or ()):
             continue
         if name in OPTIONS:
-            what = f"a call of task {task}: {name}={value!r} is not accepted"
-        elif is_leftover(name) or _looks_like_an_option(name.lower(), value):
-            what = _unknown_option(f"a call of task {task}", name)
-        else:
-            continue
-        raise ConfigError(
-            f"{what}. Options belong to the task, not to one of its calls: set them where the task"
-            " is defined, in task_annotations or in redislock_tasks"
-        )
+            raise ConfigError(f"{where}: {name}={value!r} is not accepted{more}")
+        if looks_like_an_option(name, value):
+            refuse_name(where, name, more=more)
 
 
 @functools.cache
@@ -105,14 +111,18 @@ def _celerys_of_call() -> frozenset[str]:
     return frozenset({*named, "exchange_type", "ignore_result", "queue", "stamped_headers"})
 
 
-def _looks_like_an_option(name: str, value: Any) -> bool:
-    if name.startswith(("lock_", "redislock_")):
+def looks_like_an_option(name: str, value: Any) -> bool:
+    """Whether an attribute of a locked task is meant for us: a name that begins with `lock_` or
+    `redislock_`, an `on_*` that is not a hook, a near miss, or another package's option.
+    """
+    low = name.lower()
+    if low.startswith(("lock_", "redislock_")) or replacement(name):
         return True
-    if _close_matches(name, OPTIONS, cutoff=0.8):
+    if _close_matches(low, OPTIONS, cutoff=0.8):
         return True
     # A user's own hook may be named on_something, and be None if it is not set.
     is_hook = value is None or value is UNSET or callable(value) or hasattr(type(value), "__get__")
-    return name.startswith("on_") and not is_hook
+    return low.startswith("on_") and not is_hook
 
 
 def is_option_or_like_one(name: str, value: Any) -> bool:
@@ -140,13 +150,7 @@ def refuse_unknown_settings(names: Iterable[str]) -> None:
         if "redis" not in name or name in SETTINGS:
             continue
         if _LOCK.search(name) or _close_matches(name, SETTINGS, cutoff=0.9):
-            raise ConfigError(_unknown("app", "setting", name, SETTINGS))
-
-
-def _unknown(where: str, kind: str, name: str, accepted: tuple[str, ...]) -> str:
-    near = _close_matches(name.lower(), accepted)
-    hint = f"; did you mean {near[0]}?" if near else "."
-    return f"{where}: unknown {kind} {name!r}{hint} Accepted: {', '.join(sorted(accepted))}"
+            refuse_name("app", name, SETTINGS)
 
 
 # Tasks have the same attributes again and again, and comparing takes longer than all else here.

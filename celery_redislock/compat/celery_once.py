@@ -10,12 +10,12 @@ from celery import states
 from celery.result import AsyncResult, EagerResult
 
 from ..app.internals import hide_setting
-from ..app.leftovers import section, translators
 from ..app.options import check_option
 from ..app.settings import Address
 from ..errors import ConfigError, LockConflict
 from ..protocol.holders import Holder
 from ..tasks.reserve import CallOptions
+from .leftovers import section, translators
 from .translating import TranslatedTask, flag, holder_ttl, known, names_of_arguments
 
 __all__ = ["AlreadyQueued", "QueueOnce"]

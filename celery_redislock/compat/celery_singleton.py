@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Final
 
 from celery.result import AsyncResult
 
-from ..app.leftovers import section, translators
 from ..app.options import check_option
 from ..app.settings import Address
 from ..errors import ConfigError, LockConflict
@@ -18,6 +17,7 @@ from ..protocol.checks import check_prefix, checked
 from ..protocol.holders import Holder
 from ..servers.urls import is_redis_url
 from ..tasks.reserve import CallOptions
+from .leftovers import section, translators
 from .translating import TranslatedTask, flag, names_of_arguments
 
 __all__ = ["DuplicateTaskError", "Singleton", "clear_locks"]
@@ -156,7 +156,7 @@ class Singleton(TranslatedTask):
             raise
 
     def on_duplicate(self, existing_task_id: str | None) -> Any:
-        """What sending a duplicate comes to. A subclass may override it.
+        """What `apply_async` returns for a duplicate. A subclass may override it.
 
         Raises:
             DuplicateTaskError: `raise_on_duplicate` is True.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, Final
 
-from ..app.leftovers import section
 from ..app.options import UNSET
 from ..app.settings import Address
 from ..errors import ConfigError, LockConflict, LockUnavailable
+from ..protocol import checks
 from ..protocol.exchange import Query
 from ..protocol.holders import one_line
 from ..protocol.keys import lock_keys, name_of
@@ -20,6 +20,7 @@ from ..servers.urls import source_from_url
 from ..tasks.locked import break_keys
 from ..tasks.reserve import CALL, CallOptions
 from ..tasks.task import SingletonTask
+from .leftovers import section
 
 logger = get_logger()
 
@@ -80,7 +81,7 @@ class TranslatedTask(SingletonTask):
         raise NotImplementedError
 
     def _redislock_call(self, options: dict[str, Any], call: CallOptions) -> dict[str, Any]:
-        """The options of a call, with what is this call's own."""
+        """The options of this call of `apply_async`; with `CallOptions`, if it takes a lock."""
         return {**options, CALL: call} if self._reserves(options) else options
 
     def _redislock_clear(self, args: Any, kwargs: Any, task_id: str) -> None:
@@ -139,7 +140,7 @@ class TranslatedTask(SingletonTask):
 
 
 def one(replies: list[Any]) -> Any:
-    """The only reply; None if the key has another type."""
+    """The reply to a single command; None if the key has another type."""
     return None if isinstance(replies[0], Exception) else replies[0]
 
 
@@ -154,13 +155,12 @@ def flag(where: str, option: str, value: Any) -> bool:
     Raises:
         ConfigError: it is neither.
     """
-    if not isinstance(value, bool):
-        raise ConfigError(f"{where}: {option}={value!r} is not accepted; it must be True or False")
-    return value
+    is_on: bool = checks.checked(where, option, value, checks.flag, checks.FLAG)
+    return is_on
 
 
 def known(where: str, option: str, given: Any, accepted: Collection[str]) -> Mapping[str, Any]:
-    """A dict that has only these keys.
+    """Check that a setting is a dict with no other keys than these.
 
     Raises:
         ConfigError: it is no dict, or has other keys.
@@ -175,7 +175,7 @@ def known(where: str, option: str, given: Any, accepted: Collection[str]) -> Map
 
 
 def names_of_arguments(where: str, option: str, value: Any) -> list[str]:
-    """The names of arguments, each once.
+    """Check that a setting is a list of argument names, and return each name once.
 
     Raises:
         ConfigError: it is no collection of names.

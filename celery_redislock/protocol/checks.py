@@ -18,7 +18,8 @@ TTL: Final = f"a number of seconds from {MIN_TTL} to {MAX_SECONDS:g}, or a timed
 HISTORY: Final = "a whole number from 0 to 100000"
 #: The same for the number of replicas that must confirm an acquisition.
 MIN_REPLICAS: Final = "a whole number from 0 to 100"
-
+#: The same for a setting that is on or off.
+FLAG: Final = "True or False"
 #: The same for the time after which a waiting task ends that no worker takes.
 OFFER_FOR: Final = f"a number of seconds from 60 to {MAX_SECONDS:g}, or a timedelta"
 
@@ -38,53 +39,40 @@ def plain(value: Any) -> Any:
     return value.total_seconds() if isinstance(value, timedelta) else value
 
 
-def ttl(value: Any) -> float:
-    """A ttl in seconds.
+def seconds_from(least: float) -> Callable[[Any], float]:
+    """A check: a number of seconds, or a timedelta, not below this. Raises `ValueError`."""
 
-    Raises:
-        ValueError: the value is not a number, or is too small or too large.
-    """
-    return _seconds(value, MIN_TTL)
+    def check(value: Any) -> float:
+        value = plain(value)
+        if not is_number(value) or not least <= value <= MAX_SECONDS:
+            raise ValueError
+        return float(value)
 
-
-def offer_for(value: Any) -> float:
-    """After how many seconds a waiting task ends that no worker takes.
-
-    Raises:
-        ValueError: the value is not a number, or is too small or too large.
-    """
-    return _seconds(value, 60)
+    return check
 
 
-def _seconds(value: Any, least: float) -> float:
-    value = plain(value)
-    if not is_number(value) or not least <= value <= MAX_SECONDS:
+def whole(least: int, most: int) -> Callable[[Any], int]:
+    """A check: a whole number in this range. Raises `ValueError`."""
+
+    def check(value: Any) -> int:
+        if not is_int(value) or not least <= value <= most:
+            raise ValueError
+        return int(value)
+
+    return check
+
+
+ttl: Final = seconds_from(MIN_TTL)
+offer_for: Final = seconds_from(60)
+history: Final = whole(0, 100_000)
+min_replicas: Final = whole(0, 100)
+
+
+def flag(value: Any) -> bool:
+    """A check: True or False. Raises `ValueError`."""
+    if not isinstance(value, bool):
         raise ValueError
-    return float(value)
-
-
-def history(value: Any) -> int:
-    """How many runs are kept.
-
-    Raises:
-        ValueError: the value is not a whole number, or is too small or too large.
-    """
-    return _whole(value, 100_000)
-
-
-def min_replicas(value: Any) -> int:
-    """How many replicas must confirm an acquisition.
-
-    Raises:
-        ValueError: the value is not a whole number, or is too small or too large.
-    """
-    return _whole(value, 100)
-
-
-def _whole(value: Any, most: int) -> int:
-    if not is_int(value) or not 0 <= value <= most:
-        raise ValueError
-    return int(value)
+    return value
 
 
 def checked(where: str, option: str, value: Any, check: Callable[[Any], Any], accepted: str) -> Any:

@@ -9,6 +9,7 @@ from redis.connection import SSLConnection, UnixDomainSocketConnection
 from redis.sentinel import SentinelConnectionPool, SentinelManagedSSLConnection
 
 from ..protocol.holders import one_line
+from .connections import unused
 from .urls import QUORUM, Independent, Nodes, Source, host_port
 
 
@@ -26,7 +27,7 @@ def address_of(source: Source) -> str:
     if isinstance(source, Independent):
         hosts = ",".join(address_of(each).partition("://")[2] for each in source.pools)
         return one_line(f"{QUORUM}://{hosts}")
-    pool: Any = source(1.0, _never_called)
+    pool: Any = source(1.0, unused)
     options = pool.connection_kwargs
     database = options.get("db") or 0
     kind = pool.connection_class
@@ -44,8 +45,8 @@ def address_of(source: Source) -> str:
 
 
 def databases_of(source: Source) -> set[str]:
-    """The databases that have this source's keys, in a form that is the same for each URL that
-    leads to one: host, port and number of each server. Opens no connection.
+    """The databases that have this source's keys, as host, port and number of each server: the same
+    for each URL that leads to one. Opens no connection.
     """
     scheme, _, where = address_of(source).partition("://")
     parts = [where] if scheme in ("unix", "sentinel") else where.split(",")
@@ -55,7 +56,3 @@ def databases_of(source: Source) -> set[str]:
 
 def _host(options: dict[str, Any]) -> str:
     return host_port(options.get("host") or "localhost", options.get("port") or 6379)
-
-
-def _never_called(connection: Any) -> None:
-    """Nobody calls this: no connection is opened."""

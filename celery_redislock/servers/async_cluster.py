@@ -36,14 +36,7 @@ class AsyncCluster(OnConnections):
         assert isinstance(self._server, Cluster)
         return self._server
 
-    async def exchange(
-        self,
-        key: str,
-        ttl: float,
-        undo: Undo,
-        begin: Begin[T],
-        *args: Any,
-    ) -> T:
+    async def exchange(self, key: str, ttl: float, undo: Undo, begin: Begin[T], *args: Any) -> T:
         redirects, cluster = 0, self._cluster
         while True:
             slots = await self._slots(ttl, key)

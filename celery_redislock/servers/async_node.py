@@ -28,7 +28,7 @@ ASKING: Final = 16
 
 
 class AsyncNode(OnConnections):
-    """A Redis server.
+    """One Redis server, for the coroutines of one event loop.
 
     Args:
         node: the server. It knows whether it came back empty, also for us.
@@ -57,17 +57,10 @@ class AsyncNode(OnConnections):
         return self._server
 
     def is_of(self, node: Node) -> bool:
-        """Whether this is that server, and not one that has left."""
+        """Whether this asks that very server, and not one that had its address before."""
         return self._ref() is node
 
-    async def exchange(
-        self,
-        key: str,
-        ttl: float,
-        undo: Undo,
-        begin: Begin[T],
-        *args: Any,
-    ) -> T:
+    async def exchange(self, key: str, ttl: float, undo: Undo, begin: Begin[T], *args: Any) -> T:
         node = self.node
         try:
             await self._line.enter()
@@ -92,14 +85,7 @@ class AsyncNode(OnConnections):
         except HeldOff as exc:
             raise exc.for_users(call.keys[0]) from None
 
-    async def _hold(
-        self,
-        key: str,
-        timeout: float,
-        undo: Undo,
-        begin: Begin[T],
-        *args: Any,
-    ) -> T:
+    async def _hold(self, key: str, timeout: float, undo: Undo, begin: Begin[T], *args: Any) -> T:
         node, wire = self.node, self._taken()
         while True:
             is_new = wire is None
@@ -135,7 +121,7 @@ class AsyncNode(OnConnections):
     # -- connections that nobody uses ------------------------------------------------------
 
     def _taken(self) -> Wire | None:
-        """An open one."""
+        """An open connection that nobody uses; None if there is none."""
         while self._idle:
             wire = self._idle.pop()
             if wire.is_open:
@@ -152,7 +138,7 @@ class AsyncNode(OnConnections):
             self._sweep = self._loop.call_later(IDLE_FOR, _sweep_later, weakref.ref(self))
 
     def sweep(self) -> None:
-        """Close those that nobody has used for `IDLE_FOR`, and those that the server has closed."""
+        """Close connections that were not used for `IDLE_FOR`, or that the server has closed."""
         self._sweep, last = None, clock() - IDLE_FOR
         kept = [*self._idle]
         self._idle.clear()

@@ -77,14 +77,7 @@ class OnConnections(AsyncServer):
     """A lock server that is asked on connections of asyncio."""
 
     @abstractmethod
-    async def exchange(
-        self,
-        key: str,
-        ttl: float,
-        undo: Callable[[], Call[Any]] | None,
-        begin: Begin[T],
-        *args: Any,
-    ) -> T:
+    async def exchange(self, key: str, ttl: float, undo: Undo, begin: Begin[T], *args: Any) -> T:
         """Have one exchange. See `Server.exchange`.
 
         Args:
@@ -129,8 +122,8 @@ class OnConnections(AsyncServer):
 
 
 class InThreads(AsyncServer):
-    """A lock server that threads ask: a quorum, the memory of tests, or one whose connections
-    asyncio has not.
+    """A lock server that is asked in threads: a quorum, the memory of tests, or one whose kind of
+    connection asyncio does not have.
     """
 
     async def run(self, call: Call[T], *, once: bool = False, hold_off: float | None = None) -> T:

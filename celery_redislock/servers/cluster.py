@@ -19,7 +19,7 @@ from ..protocol.exchange import Call
 from .hash_slots import SlotMap
 from .node import Node
 from .restarts import Unusable
-from .server import LOOKING_TTL, Server
+from .server import LOOKING_TTL, Commands, Server
 from .talk import (
     IS_MOVING,
     UNSETTLED,
@@ -107,16 +107,7 @@ class Cluster(Server):
             lambda node: node.block(call, wake, seconds),
         )
 
-    def replies(
-        self,
-        commands: Sequence[Sequence[Any]],
-        ttl: float = LOOKING_TTL,
-        *,
-        errors: bool = False,
-        wrong_type: bool = False,
-    ) -> list[Any]:
-        if not commands:
-            return []
+    def _replies(self, commands: Commands, ttl: float, errors: bool, wrong_type: bool) -> list[Any]:
         slots = self.nodes.slots(ttl, "")
         if self._left_out is not None:
             slots = slots.without(self._left_out)

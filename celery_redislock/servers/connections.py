@@ -58,6 +58,10 @@ KINDS: Final[dict[Any, Any]] = {
 }
 
 
+def unused(connection: Any) -> None:
+    """For a pool that opens no connection: nobody calls this."""
+
+
 def pools_like(client: Any) -> PoolFactory:
     """A factory of connection pools for the server that this client is connected to.
 
@@ -70,8 +74,9 @@ def pools_like(client: Any) -> PoolFactory:
 
 
 def pools_with_options_of(client: Any) -> Callable[..., PoolFactory]:
-    """What makes factories of connection pools for servers that this client could be connected to,
-    from the options to use instead of the client's. It does not keep the client alive.
+    """A function that makes factories of connection pools, for servers to which this client could
+    connect. It takes the options to use instead of the client's, and does not keep the client
+    alive.
     """
     pool: Any = getattr(client, "connection_pool", client)
     kind = _blocking(pool.connection_class)

@@ -16,8 +16,8 @@ from .urls import Independent, Nodes, Source
 
 
 class ValkeyClient(Protocol):
-    """A client of valkey-py, a fork of redis-py that need not be installed. This is one of its few
-    methods that redis-py's clients have not.
+    """A client of valkey-py, a fork of redis-py that need not be installed. Its method here is one
+    of the few that redis-py's clients do not have.
     """
 
     def flush_cache(self) -> Any: ...

@@ -13,7 +13,7 @@ from ..errors import LockUnavailable
 from ..protocol.exchange import Call
 from .connections import Connections, PoolFactory
 from .restarts import HeldOff, ServerWatch
-from .server import LOOKING_TTL, Server
+from .server import Commands, Server
 from .talk import (
     Begin,
     Talk,
@@ -78,16 +78,7 @@ class Node(Server):
         except HeldOff as exc:
             raise exc.for_users(call.keys[0]) from None
 
-    def replies(
-        self,
-        commands: Sequence[Sequence[Any]],
-        ttl: float = LOOKING_TTL,
-        *,
-        errors: bool = False,
-        wrong_type: bool = False,
-    ) -> list[Any]:
-        if not commands:
-            return []
+    def _replies(self, commands: Commands, ttl: float, errors: bool, wrong_type: bool) -> list[Any]:
         return self.exchange("", ttl, "main", replies_to, commands, errors, wrong_type)
 
     def primaries(self) -> dict[str, Server]:
@@ -123,7 +114,7 @@ class Node(Server):
             return result
 
     def failed(self, key: str, exc: Exception) -> LockUnavailable:
-        """Note a failure of an exchange. Returns it as callers get it."""
+        """Note that an exchange failed. Returns the error that callers get."""
         self.watch.failed(exc)
         return unavailable(key, exc)
 

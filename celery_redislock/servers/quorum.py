@@ -22,7 +22,7 @@ from ..protocol.clock import clock
 from ..protocol.exchange import Call, Query
 from .connections import PoolFactory
 from .node import Node
-from .server import LOOKING_TTL, Server
+from .server import Commands, Server
 from .talk import Begin, transient
 from .threads import give_back
 
@@ -120,16 +120,7 @@ class Quorum(Server):
         answer: T = majority.commonest(answers)
         return answer
 
-    def replies(
-        self,
-        commands: Sequence[Sequence[Any]],
-        ttl: float = LOOKING_TTL,
-        *,
-        errors: bool = False,
-        wrong_type: bool = False,
-    ) -> list[Any]:
-        if not commands:
-            return []
+    def _replies(self, commands: Commands, ttl: float, errors: bool, wrong_type: bool) -> list[Any]:
         answers, failures = self._all(
             lambda node: node.replies(commands, ttl, errors=errors, wrong_type=wrong_type)
         )
@@ -141,7 +132,7 @@ class Quorum(Server):
         return dict(zip(self._names, self._nodes, strict=True))
 
     def shards(self) -> dict[str, Server]:
-        """Those that answer: each key is in a majority of all, and so in one of these."""
+        """The servers that answer. Each key is in a majority, and so in one of these."""
         there, failures = self._all(_there)
         if len(there) < self._majority:
             raise self._unavailable("", there, failures)
@@ -210,7 +201,7 @@ class Quorum(Server):
     def _decide(
         self, call: Call[Any], answers: list[Any], failures: list[LockUnavailable], purpose: str
     ) -> Any:
-        """What a call's answers come to.
+        """The result of a call, from the servers' answers.
 
         Raises:
             LockUnavailable: a majority did not answer, or agrees on nothing.
@@ -236,8 +227,8 @@ class Quorum(Server):
         failures: list[LockUnavailable],
         purpose: str,
     ) -> Any:
-        """What the answers to a call that takes a lock come to. What only a minority gave is given
-        back, also by those whose answer was lost.
+        """The result of a call that takes a lock. A lock that only a minority gave is given back,
+        also by servers whose answer was lost.
         """
         got = [each for each in answers if isinstance(each, Acquired | Reserved)]
         done = next((each for each in answers if isinstance(each, Done)), None)
@@ -258,7 +249,7 @@ class Quorum(Server):
 
     def _with_fence(self, call: Call[Any], got: list[Any], purpose: str) -> Any:
         """The acquisition. A majority knows its fence before anybody uses it: the next majority has
-        one of these servers, and gives a higher one.
+        one of these servers, and gives a higher fence.
         """
         if isinstance(got[0], Reserved):
             return got[0]

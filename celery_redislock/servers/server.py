@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from ..errors import LockUnavailable
 from ..protocol.clock import clock
@@ -18,6 +18,7 @@ from .restarts import HeldOff
 from .talk import Begin, make_call, operation_timeout, replies_to, transient
 
 T = TypeVar("T")
+Commands: TypeAlias = Sequence[Sequence[Any]]
 
 #: The most seconds for which an acquire or release tries to reach the server.
 MAX_TRYING: Final = 2.0
@@ -25,8 +26,8 @@ MAX_TRYING: Final = 2.0
 LOOKING_TTL: Final = 12.0
 
 
-def patience(ttl: float) -> float:
-    """Seconds within which the last try to reach the server must begin, to end within ttl / 3."""
+def latest_start(ttl: float) -> float:
+    """Seconds after the first try by which the last one must begin, to end within ttl / 3."""
     return min(ttl / 3 - operation_timeout(ttl), MAX_TRYING)
 
 
@@ -94,7 +95,7 @@ class Server(ABC):
 
     @abstractmethod
     def block(self, call: Call[T], wake: str, seconds: float) -> T:
-        """Block on a list, then make a call. Both are sent together.
+        """Block on a list, then make a call. Both are sent at once.
 
         Args:
             call: the call.
@@ -118,10 +119,9 @@ class Server(ABC):
         )
         return query.read(replies)
 
-    @abstractmethod
     def replies(
         self,
-        commands: Sequence[Sequence[Any]],
+        commands: Commands,
         ttl: float = LOOKING_TTL,
         *,
         errors: bool = False,
@@ -138,6 +138,11 @@ class Server(ABC):
         Raises:
             LockUnavailable: the server did not answer, or refuses one of the commands.
         """
+        return self._replies(commands, ttl, errors, wrong_type) if commands else []
+
+    @abstractmethod
+    def _replies(self, commands: Commands, ttl: float, errors: bool, wrong_type: bool) -> list[Any]:
+        """See `replies`."""
 
     @abstractmethod
     def primaries(self) -> dict[str, Server]:
@@ -171,7 +176,7 @@ class Server(ABC):
         return self
 
     def together(self, keys: Sequence[str], ttl: float) -> list[list[str]]:
-        """These keys, grouped by the Redis servers that have them.
+        """These keys in groups: one group for each Redis server.
 
         Args:
             keys: some keys.
@@ -263,7 +268,7 @@ class Tries:
             self._began, self._pause = clock() + failure.seconds, 0.02
             return failure.seconds
         pause, self._pause = self._pause, min(self._pause * 2, 0.5)
-        is_late = clock() >= self._began + patience(self._ttl) - pause
+        is_late = clock() >= self._began + latest_start(self._ttl) - pause
         if self._once or is_late or not self._server.may_answer_later(failure):
             raise failure
         return pause

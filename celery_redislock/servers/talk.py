@@ -118,7 +118,7 @@ def make_calls(watch: ServerWatch, calls: Sequence[Call[Any]]) -> Talk[tuple[flo
 
 
 def _wait(call: Call[Any], min_replicas: int) -> bytes:
-    """Wait until so many replicas have what this connection has written, within bounds."""
+    """The command that waits until so many replicas have what this connection wrote."""
     most = min(CONFIRMED_WITHIN, operation_timeout(call.ttl) / 2)
     return pack(("WAIT", min_replicas, round(most * 1000)))
 
@@ -198,16 +198,16 @@ def ends_connection(error: BaseException) -> bool:
 
 
 def may_repeat(error: BaseException, begin: Begin[Any]) -> bool:
-    """Whether an exchange that ended with this error is to be had again, on a new connection: the
-    old one was cut, perhaps while nobody used it, so this was no try. A block may have lasted, and
-    its caller knows for how long it may wait.
+    """Whether to repeat an exchange on a new connection: the old one was cut, perhaps while nobody
+    used it, so this does not count as a try. Not after a block, which may have lasted: its caller
+    knows how long it may wait.
     """
     is_cut = isinstance(error, RedisConnectionError | OSError)
     return is_cut and not isinstance(error, TimeoutError) and begin is not block
 
 
 def unavailable(key: str, error: BaseException) -> LockUnavailable:
-    """A failure, as callers get it."""
+    """The `LockUnavailable` that callers get for this error."""
     kind = "" if isinstance(error, Unusable) else f"{type(error).__name__}: "
     failure = LockUnavailable(key, None, f"{kind}{error}{_hint(error)}")
     failure.__cause__ = error
@@ -225,7 +225,7 @@ def _hint(error: BaseException) -> str:
 
 
 def said_of(failure: LockUnavailable) -> str:
-    """What is wrong with a server, behind its name."""
+    """What is wrong with a server, as a phrase behind its name."""
     return f"{'cannot be used' if refuses(failure) else 'does not answer'}: {failure.reason}"
 
 
@@ -239,11 +239,9 @@ def code_of(error: Any) -> str:
     """The first word of a server's error reply; "" for anything else."""
     if not isinstance(error, ResponseError):
         return ""
-    return next((code for kind, code in _CODES if isinstance(error, kind)), _first_word(error))
-
-
-def _first_word(error: ResponseError) -> str:
-    return str(error).partition(" ")[0]
+    return next(
+        (code for kind, code in _CODES if isinstance(error, kind)), str(error).partition(" ")[0]
+    )
 
 
 def moved_to(error: Any) -> tuple[str, int] | None:

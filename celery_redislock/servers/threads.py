@@ -28,12 +28,12 @@ AT_ONCE: Final = 500
 
 
 async def in_thread(ask: Callable[[], T]) -> T:
-    """What this function returns in a thread of ours."""
+    """Call this function in a thread of ours, and return its result."""
     return await asyncio.wrap_future(threads.submit(ask))
 
 
 class _Threads:
-    """The threads. At its end the interpreter waits for them."""
+    """The threads. The interpreter waits for them when it exits."""
 
     def __init__(self) -> None:
         self._executor: ThreadPoolExecutor | None = None
@@ -45,7 +45,7 @@ class _Threads:
 
     @property
     def is_ending(self) -> bool:
-        """Whether the interpreter is at its end, and waits for the threads."""
+        """Whether the interpreter exits, and waits for the threads."""
         try:
             if self._executor is not None:
                 self._executor.submit(int)
@@ -54,7 +54,7 @@ class _Threads:
         return False
 
     def submit(self, ask: Callable[[], T]) -> Future[T]:
-        """Have this done by a thread. At the interpreter's end it is done at once."""
+        """Call this in a thread. When the interpreter exits, it is called at once."""
         if self._executor is None:
             self._executor = ThreadPoolExecutor(THREADS, "redislock-async")
         try:
@@ -146,8 +146,8 @@ def _taken(queue: deque[_Return], most: int) -> list[_Return]:
 
 
 def _give_back(server: Server, batch: list[_Return]) -> LockUnavailable | None:
-    """Give back this batch. Returns the failure, if nobody answered anything. The nodes of a
-    cluster are asked at a time: each of them may cost a timeout.
+    """Give back this batch. Returns the failure if no server answered. The nodes of a cluster are
+    asked at the same time: each of them may cost a timeout.
     """
     by_key: dict[str, list[_Return]] = {}
     for each in batch:

@@ -50,7 +50,7 @@ class Topology:
 
     @property
     def known(self) -> SlotMap | None:
-        """Which node has which slot, as far as we know."""
+        """Which node has which slot, as the cluster last told us; None before that."""
         return self._map
 
     @property
@@ -159,8 +159,8 @@ class Topology:
         raise LockUnavailable(key, None, failure.reason) from failure.__cause__
 
     def _hold_off(self, before: SlotMap, after: SlotMap) -> None:
-        """Hold off new locks in slots whose former node is gone: the locks may have gone with it.
-        A hold-off that lasts goes with its slots.
+        """Hold off new locks in slots whose former node is gone: their locks may be lost with it. A
+        hold-off that is still on moves with its slots.
         """
         for host, former in after.taken_over(before).items():
             watch = self.node(host).watch

@@ -14,7 +14,7 @@ import redis
 from redis.sentinel import SentinelConnectionPool
 
 from ..errors import ConfigError
-from .connections import PoolFactory, fit, sentinel_of
+from .connections import PoolFactory, fit, sentinel_of, unused
 
 #: Transport options that a user may set, beside `master_name` and `sentinel_kwargs`.
 CONNECTION_OPTIONS: Final = (
@@ -147,7 +147,7 @@ def source_from_url(url: str, options: Mapping[str, Any] | None = None) -> Sourc
         else:
             source = _url_pools(url, kwargs)
         # This does not connect, but refuses unknown options.
-        _one_of(source)(1.0, _nothing).make_connection()
+        _one_of(source)(1.0, unused).make_connection()
     except ConfigError:
         raise
     except (TypeError, ValueError, redis.RedisError) as exc:
@@ -190,10 +190,6 @@ def _url_pools(url: str, kwargs: dict[str, Any]) -> PoolFactory:
     return make
 
 
-def _nothing(connection: Any) -> None:
-    """Nobody calls this: no connection is opened."""
-
-
 def _wants_tls(kwargs: Mapping[str, Any]) -> bool:
     return any(name.startswith("ssl_") for name in kwargs)
 
@@ -219,7 +215,8 @@ def _for_redis_py(url: str) -> str:
 
 
 def _kept(query: str) -> tuple[list[tuple[str, str]], bool | None]:
-    """What a URL's query says of how to connect, and whether with TLS; None if it does not say.
+    """The options for connecting in a URL's query, and whether it asks for TLS; None if it does not
+    say.
 
     In redis-py a URL's options win over arguments, and this may be the result backend's URL, with
     timeouts that suit results: those are left out.

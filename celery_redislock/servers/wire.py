@@ -22,7 +22,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.sentinel import SentinelConnectionPool
 
 from ..protocol.clock import clock
-from .connections import KINDS, PoolFactory
+from .connections import KINDS, PoolFactory, unused
 from .restarts import ServerWatch
 from .talk import Talk
 from .threads import in_thread
@@ -44,7 +44,7 @@ class Wires:
     """
 
     def __init__(self, pools: PoolFactory, watch: ServerWatch) -> None:
-        self._pool: Any = pools(1.0, _unused)
+        self._pool: Any = pools(1.0, unused)
         self._watch = watch
         self._tls: Any = None
         self._tls_since = -math.inf
@@ -100,7 +100,7 @@ class Wires:
         return wire
 
     def _share_tls(self, connection: Any) -> None:
-        """Read the certificates for many connections at a time: that takes tens of milliseconds, in
+        """Read the certificates once for many connections: that takes tens of milliseconds, in
         which the loop stands still.
         """
         own = getattr(connection, "ssl_context", None)
@@ -243,7 +243,7 @@ class Wire:
 
 
 async def _in_time(work: Coroutine[Any, Any, T], timeout: float) -> T:
-    """What this coroutine returns, within so many seconds in which the loop did not stand still."""
+    """The result of this coroutine, within so many seconds in which the loop was not blocked."""
     loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
     try:
         for _ in range(2):
@@ -294,7 +294,3 @@ def _options_of(kind: Any) -> set[str]:
     """What the constructor of a class of connections takes."""
     constructors = (each.__init__ for each in kind.__mro__)
     return {name for each in constructors for name in inspect.signature(each).parameters}
-
-
-def _unused(connection: Any) -> None:
-    """Nobody calls this: the pool opens no connection."""

@@ -11,10 +11,9 @@ from typing import Any, Final
 from celery import Task
 
 from ..app.internals import is_decorated, is_nobodys_app
-from ..app.labels import LabelMaker
 from ..app.options import OPTIONS, UNSET, LockOptions, resolve
 from ..app.settings import AppLocks, Elsewhere, app_locks
-from ..app.unknown import refuse_unknown_option, refuse_unknown_options
+from ..app.unknown import refuse_name, refuse_unknown_options
 from ..errors import ConfigError
 from ..policies import Policy
 from ..protocol.names import KeyMaker
@@ -58,7 +57,7 @@ def resolve_options(cls: type[LockedTask], door: type[LockedTask], app: Any) -> 
     # Our class hides them if it is the first base, also where `redislock_tasks` put it.
     for name, value in options_elsewhere(cls).items():
         if name not in OPTIONS:
-            refuse_unknown_option(where, name)
+            refuse_name(where, name)
         if given[name] is UNSET:
             given[name] = _plain(value)
     given.update(cls._redislock_translated(app, given))
@@ -74,8 +73,11 @@ def resolve_options(cls: type[LockedTask], door: type[LockedTask], app: Any) -> 
     key_maker = KeyMaker(cls.name, function, options.lock_key, cls._normalise, headers=headers)
     cls._redislock_key_maker = key_maker
     label = options.lock_label
+    cls._redislock_label_is_told = False
     cls._redislock_label_maker = (
-        None if label is None else LabelMaker(cls.name, function, label, cls._normalise, headers)
+        None
+        if label is None
+        else KeyMaker(cls.name, function, label, cls._normalise, "lock_label", headers)
     )
     if options.lock_scope != "running" and not cls.typing and key_maker.binds:
         raise ConfigError(
@@ -93,7 +95,9 @@ def resolve_options(cls: type[LockedTask], door: type[LockedTask], app: Any) -> 
 
 
 def _require_result_for_messages(where: str, cls: type[LockedTask], policy: Policy) -> None:
-    """The next task of its chain has the result of a replaced task as an argument."""
+    """Refuse a `result=` that the task's messages cannot carry: the next task of a chain gets the
+    result of a replaced one as an argument.
+    """
     result = policy.result_if_replaced
     try:
         if result is not NO_RESULT:
@@ -107,7 +111,7 @@ def _require_result_for_messages(where: str, cls: type[LockedTask], policy: Poli
 
 
 def _require_no_room(where: str, options: LockOptions) -> None:
-    """Independent servers have no common waiting room, nor slots."""
+    """Refuse waiting rooms and slots with redlock://: independent servers share neither."""
     if options.parks:
         raise ConfigError(
             f"{where}: on_conflict={options.on_conflict!r} with"

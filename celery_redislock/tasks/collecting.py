@@ -12,8 +12,8 @@ _collecting: Final[ContextVar[bool]] = ContextVar("redislock_collecting", defaul
 
 @contextlib.contextmanager
 def errors_kept() -> Iterator[None]:
-    """Tasks with wrong options that are bound meanwhile keep their error, and do not raise it. They
-    are refused when they are to run.
+    """A context in which tasks with wrong options are bound without raising: they keep their error,
+    and are refused when they are to run.
     """
     before = _collecting.set(True)
     try:

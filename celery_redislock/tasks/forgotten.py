@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 import weakref
 from collections.abc import Iterator, Mapping
-from types import CodeType
 from typing import Any, Final
 
 from celery import Task
@@ -33,38 +31,21 @@ WHY: Final = (
 def options_elsewhere(cls: type[Any]) -> dict[str, Any]:
     """Our options, and names like them, that a task's classes set, if the classes are not ours.
 
-    It leaves out what a class of the user's has for itself: its methods, and what its code reads.
+    It leaves out what Celery's classes have, and what one of the user's has as a method or a
+    property: that is the user's own.
     """
     celerys = Task.__mro__
     bases = [b for b in cls.__mro__ if b not in celerys and not issubclass(b, LockedTask)]
-    written = [base for base in bases if not is_decorated(vars(base))]
-    values = [value for base in written for value in vars(base).values()]
-    not_ours = _CELERYS.union(*map(_names, values))
-    options: dict[str, Any] = {}
+    own = set(_CELERYS)
     for base in bases:
-        for name, value in vars(base).items():
-            is_method = base in written and hasattr(type(value), "__get__")
-            if name not in not_ours and not is_method and is_option_or_like_one(name, value):
-                options.setdefault(name, value)
-    return options
-
-
-def _names(value: Any) -> tuple[str, ...]:
-    """The names of attributes that a method or a property reads."""
-    function = getattr(value, "fget", None) or getattr(value, "__func__", value)
-    is_function = inspect.isfunction(function)
-    code = getattr(inspect.unwrap(function), "__code__", None) if is_function else None
-    return () if code is None else tuple(_names_in(code))
-
-
-def _names_in(code: CodeType) -> Iterator[str]:
-    """The names that code and its inner functions read, and strings, which `getattr` may get."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, str):
-            yield constant
-        elif isinstance(constant, CodeType):
-            yield from _names_in(constant)
+        if not is_decorated(vars(base)):  # else a function is an option's value, not a method
+            own |= {name for name, v in vars(base).items() if hasattr(type(v), "__get__")}
+    return {
+        name: value
+        for base in reversed(bases)
+        for name, value in vars(base).items()
+        if name not in own and is_option_or_like_one(name, value)
+    }
 
 
 def forgotten(app: Any) -> Iterator[tuple[str, str]]:

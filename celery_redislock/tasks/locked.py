@@ -6,23 +6,26 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from celery import Task
+from celery.exceptions import SoftTimeLimitExceeded
 from kombu import serialization
 
 from ..app.internals import check_arguments, without_models
-from ..app.labels import LabelMaker
 from ..app.options import LockOptions
 from ..app.settings import ATTRIBUTE, AppLocks, Elsewhere, NoServer, app_locks
 from ..app.unknown import refuse_options_of_call
 from ..errors import ConfigError
 from ..protocol.calls import break_lock, holder_of
-from ..protocol.holders import Holder
+from ..protocol.holders import Holder, label_text
 from ..protocol.keys import LockKeys, lock_keys
+from ..protocol.log import get_logger
 from ..protocol.names import NO_HEADERS, KeyMaker
 from ..servers import stand_in
 from .ends import LEASE, UNLOCKED, Unlocked
 
 if TYPE_CHECKING:
     from ..lock.lease import Lease
+
+logger = get_logger()
 
 
 class LockedTask(Task):
@@ -48,7 +51,8 @@ class LockedTask(Task):
     worker_consumer: Any = None
     _redislock_error: ConfigError | None = None
     _redislock_key_maker: KeyMaker
-    _redislock_label_maker: LabelMaker | None = None
+    _redislock_label_maker: KeyMaker | None = None
+    _redislock_label_is_told = False
     #: Names of options of another package, and what they come to. `compat` has such classes.
     _redislock_translates: frozenset[str] = frozenset()
 
@@ -103,9 +107,23 @@ class LockedTask(Task):
         kwargs: Mapping[str, Any],
         headers: Mapping[str, Any] = NO_HEADERS,
     ) -> str | None:
-        """The label of the lock for arguments as they arrive at a worker; None if it has none."""
-        maker = self._redislock_label_maker
-        return None if maker is None else maker.label(args, kwargs, headers)
+        """The label of the lock for arguments as they arrive at a worker; None if it has none, or,
+        with one warning for the task, if `lock_label` does not fit them.
+        """
+        if (maker := self._redislock_label_maker) is None:
+            return None
+        try:
+            return label_text(maker.name(args, kwargs, headers))
+        except SoftTimeLimitExceeded:
+            raise
+        except Exception as exc:  # an argument's own methods may raise anything
+            if not self._redislock_label_is_told:
+                type(self)._redislock_label_is_told = True
+                logger.warning(
+                    "redislock: %s: lock_label=%r does not fit a call, whose lock has no label;"
+                    " this is said once: %r", self.name, self.lock_options.lock_label, exc,
+                )  # fmt: skip
+            return None
 
     def as_sent(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], serializer: str | None = None
@@ -138,10 +156,6 @@ class LockedTask(Task):
     def keys_of_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LockKeys:
         """See `Calls`."""
         return Calls(self).keys_of_call(args, kwargs)
-
-    def label_of_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
-        """See `Calls`."""
-        return Calls(self).label_of_call(args, kwargs)
 
     def lock_key_for(self, *args: Any, **kwargs: Any) -> str:
         """The whole key in Redis of the lock for this call.
@@ -206,7 +220,8 @@ class LockedTask(Task):
 
 
 class Calls:
-    """Calls of a task as their caller gives them, for questions about their locks.
+    """Questions about the locks of a task's calls, whose arguments are given as a caller gives
+    them.
 
     Args:
         task: the task.
@@ -231,7 +246,9 @@ class Calls:
         return self.task.label_for(*self._sent(args, kwargs))
 
     def arguments_of_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """What goes into the lock's name for this call. It raises the same as `keys_of_call`."""
+        """The arguments, and headers, from which the lock's name is made for this call. It raises
+        the same as `keys_of_call`.
+        """
         sent = self._sent(args, kwargs)
         return self.task._redislock_key_maker.arguments(*sent)
 

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from ..app.internals import on_app_complete, on_registration, real_app, tasks_so_far
 from ..app.options import OPTIONS
-from ..app.settings import Elsewhere, given_settings
-from ..app.unknown import refuse_unknown_option
+from ..app.settings import Elsewhere, read_settings
+from ..app.unknown import refuse_name
 from ..errors import ConfigError
 from .binding import REFUSED
 from .task import SingletonTask
@@ -52,8 +52,8 @@ def protect_tasks(app: Any) -> list[tuple[str, str]]:
 
 
 def protect_all(app: Any) -> None:
-    """Lock the tasks that `redislock_tasks` names, those that are registered so far and those that
-    will be, also if the app is not complete. What is wrong is kept by the tasks that it is about.
+    """Lock the tasks that `redislock_tasks` names: those that are registered by now, and those that
+    will be, even before the app is complete. A task whose options are wrong keeps the error.
     """
     app = real_app(app)
     if app not in _watched:
@@ -77,8 +77,8 @@ def _protect_next(app: Any, task: Any) -> None:
 
 
 def errors_of(app: Any) -> list[ConfigError]:
-    """What is wrong with `redislock_tasks`, and with the options of the app's tasks in the order of
-    their names. What is wrong for all of them, such as a setting, comes once.
+    """The errors in `redislock_tasks`, and in the options of the app's tasks in the order of their
+    names. One that all tasks have, such as a wrong setting, comes once.
     """
     errors: list[ConfigError] = []
     try:
@@ -94,7 +94,7 @@ def errors_of(app: Any) -> list[ConfigError]:
 
 def _wanted(app: Any) -> dict[str, Any]:
     # Not by way of `app_locks`: what other settings have wrong is said by each locked task.
-    setting = given_settings(app.conf).get("redislock_tasks") if has_setting(app) else None
+    setting = read_settings(app)[0].get("redislock_tasks")
     if setting is None:
         return {}
     if not isinstance(setting, Mapping):
@@ -122,11 +122,7 @@ def _refuse_wrong(pattern: str, options: Any) -> None:
         )
     for option in options:
         if option not in OPTIONS:
-            refuse_unknown_option(where, str(option))
-
-
-def has_setting(app: Any, name: str = "redislock_tasks") -> bool:
-    return any(str(key).lower().endswith(name) for key in app.conf)
+            refuse_name(where, str(option))
 
 
 def _pattern_for(name: str, wanted: Mapping[str, Any]) -> str | None:
@@ -164,7 +160,7 @@ def _protect(task: Any, options: Any, pattern: str) -> None:
 
 
 def _on_app_complete(app: Any) -> None:
-    if has_setting(app):
+    if "redislock_tasks" in read_settings(app)[0]:
         protect_all(app)
 
 

@@ -8,6 +8,7 @@ without a message.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -62,7 +63,7 @@ CALL: Final = "_redislock_call"
 
 
 class CallOptions(NamedTuple):
-    """What one call has for itself, where it is not the task that says it: see `compat`.
+    """Options of one call that the task does not set: `compat` gives them.
 
     Attributes:
         refuse: what to return, or to raise, if the call is a duplicate that is not sent.
@@ -116,10 +117,11 @@ def _refuse_if_lacking(task: LockedTask, headers: Mapping[str, Any]) -> None:
             )
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Sending:
     """One call of a task's `apply_async`.
 
-    Args:
+    Attributes:
         task: the task.
         publish: Celery's `apply_async`, given the options.
         keys: the keys of the call's lock.
@@ -127,33 +129,25 @@ class Sending:
         options: the options of the call.
         is_in_canvas: something that does not see what the call returns waits for its task.
         own: the lease of the task that is running here, if any.
-        call_options: what the call has for itself, if it has.
+        call_options: options of this call that the task does not set, if there are any.
     """
 
-    def __init__(
-        self,
-        task: LockedTask,
-        publish: Callable[..., Any],
-        keys: LockKeys,
-        label: str | None,
-        options: Mapping[str, Any],
-        is_in_canvas: bool,
-        own: Lease | None,
-        call_options: CallOptions | None = None,
-    ) -> None:
-        self._task = task
-        self._publish = publish
-        self._keys = keys
-        self._label = label
-        self._task_id: str = options.get("task_id") or uuid()
-        self._options = {**options, "task_id": self._task_id}
-        self._lock_options = task.lock_options
-        self._call_options = call_options
-        self._own = own
-        self._is_in_canvas = is_in_canvas
-        self._is_bound = any(options.get(name) for name in _BINDING)
-        self._reservation = Kept(keys.lock_id, new_token())
-        self._is_eager = bool(task.app.conf.task_always_eager)
+    task: LockedTask
+    publish: Callable[..., Any]
+    keys: LockKeys
+    label: str | None
+    options: Mapping[str, Any]
+    is_in_canvas: bool
+    own: Lease | None
+    call_options: CallOptions | None = None
+
+    def __post_init__(self) -> None:
+        self._lock_options = self.task.lock_options
+        self._is_bound = any(self.options.get(name) for name in _BINDING)
+        self._task_id: str = self.options.get("task_id") or uuid()
+        self.options = {**self.options, "task_id": self._task_id}
+        self._reservation = Kept(self.keys.lock_id, new_token())
+        self._is_eager = bool(self.task.app.conf.task_always_eager)
         self._seconds = self._seconds_in_queue()
 
     def send(self) -> Any:
@@ -180,24 +174,24 @@ class Sending:
             raise
         except BaseException:
             # Also an interrupt that came with the server's answer, or while the broker hangs.
-            settle_kept(self._task.app, self._reservation, End.CANNOT_RUN)
+            settle_kept(self.task.app, self._reservation, End.CANNOT_RUN)
             raise
         if isinstance(reply, Busy):
-            follow_up(self._task.app, self._keys, self._lock_options.lock_ttl, reply)
+            follow_up(self.task.app, self.keys, self._lock_options.lock_ttl, reply)
             return self._meet(reply.holder)
         if reply is not None and self._seconds > PUBLISHING and not self._is_eager:
             self._keep(claim)
         return result
 
     def _reserve(self, claim: Claim) -> Reserved | Busy | None:
-        """Ask for the lock. None if the server did not answer; the task is sent all the same."""
+        """Ask for the lock. None if the server did not answer: the task is sent all the same."""
         call = reserve(claim, min(self._seconds, PUBLISHING))
         try:
-            return self._task.app_locks.server.run(call, hold_off=0)
+            return self.task.app_locks.server.run(call, hold_off=0)
         except LockUnavailable as exc:
-            if self._lock_options.on_redis_error == "raise" and not self._is_in_canvas:
+            if self._lock_options.on_redis_error == "raise" and not self.is_in_canvas:
                 if call.in_doubt:  # nothing is sent, and the lock may be kept for it
-                    settle_beside(self._task.app, self._reservation, End.CANNOT_RUN)
+                    settle_beside(self.task.app, self._reservation, End.CANNOT_RUN)
                 raise
             logger.warning("redislock: %s is sent without a reservation: %s", self, exc)
             return None  # perhaps only the answer was lost: send the token along
@@ -207,9 +201,9 @@ class Sending:
 
         Only a call that would not be sent pays for this question.
         """
-        if self._is_in_canvas or holder is None or holder.cooling_down:
+        if self.is_in_canvas or holder is None or holder.cooling_down:
             return False
-        task, task_id, since = self._task, holder.task_id, holder.acquired_at
+        task, task_id, since = self.task, holder.task_id, holder.acquired_at
         if task_id is None or since is None or task_id == self._task_id:
             return False
         try:
@@ -226,13 +220,13 @@ class Sending:
         would last until it expires. A run keeps the lock until its process is gone: at a hard time
         limit Celery stores the result a moment before that.
         """
-        ended, kept, key = busy.holder, busy.reservation, self._keys.lock
+        ended, kept, key = busy.holder, busy.reservation, self.keys.lock
         assert ended is not None
         if kept is not None:
             logger.warning(
                 "redislock: %s is kept for %s, which has ended: freed", key, kept.task_id
             )
-            settle_kept(self._task.app, Kept(self._keys.lock_id, kept.token), End.CANNOT_RUN)
+            settle_kept(self.task.app, Kept(self.keys.lock_id, kept.token), End.CANNOT_RUN)
             return self._reserve(claim)
         give_up = clock() + LAST_MOMENTS
         reply: Reserved | Busy | None = busy
@@ -250,27 +244,27 @@ class Sending:
         ttl = self._lock_options.lock_ttl
         token = self._reservation.token
         value = holders.encode(
-            token, ttl_ms=to_ms(ttl), task=self._task.name, task_id=self._task_id,
+            token, ttl_ms=to_ms(ttl), task=self.task.name, task_id=self._task_id,
             attempt=self._attempt, nesting=self._nesting, queued=True, queue=self._queue,
-            label=self._label,
+            label=self.label,
         )  # fmt: skip
-        return Claim(self._keys, token, ttl, value, self._task_id, self._attempt, self._nesting)
+        return Claim(self.keys, token, ttl, value, self._task_id, self._attempt, self._nesting)
 
     def _publish_reserved(self) -> Any:
         __tracebackhide__ = True
         if self._is_eager and self._lock_options.lock_scope == "queued":
             # The task starts here and now, and its lock is free then.
-            settle_kept(self._task.app, self._reservation, End.UNLOCKED)
-            return self._publish(**self._options)
+            settle_kept(self.task.app, self._reservation, End.UNLOCKED)
+            return self.publish(**self.options)
         header = {"v": VERSION, **self._reservation.header}
         if self._is_bound:  # the id may be the caller's own, who may send the task again under it
             header["sent"] = self._reservation.token
-        headers = {**(self._options.get("headers") or {}), KEY: header}
-        return self._publish(**{**self._options, "headers": headers})
+        headers = {**(self.options.get("headers") or {}), KEY: header}
+        return self.publish(**{**self.options, "headers": headers})
 
     def _keep(self, claim: Claim) -> None:
         try:
-            server = self._task.app_locks.server
+            server = self.task.app_locks.server
             kept = server.run(keep_reserved(claim, self._seconds), once=True)
             if kept.outcome == NOT_OURS:
                 logger.debug(
@@ -287,20 +281,20 @@ class Sending:
     def _meet(self, holder: Holder | None) -> Any:
         answer = self._lock_options.on_queued_conflict
         existing = holder.task_id if holder is not None else None
-        if self._is_in_canvas or existing == self._task_id:
+        if self.is_in_canvas or existing == self._task_id:
             answer = "publish"
-        call = self._call_options
+        call = self.call_options
         raises = answer == "raise" if call is None else call.raises
         if raises and answer != "publish" and self._is_scheduled:
             return self._not_sent(holder)
         if call is not None and answer != "publish" and (call.raises or existing is not None):
             self._ended(Outcome.RAISED if call.raises else Outcome.NOT_SENT, holder)
-            return call.refuse(LockConflict(self._keys.lock, holder))
+            return call.refuse(LockConflict(self.keys.lock, holder))
         if answer == "raise":
             self._ended(Outcome.RAISED, holder)
-            raise LockConflict(self._keys.lock, holder)
+            raise LockConflict(self.keys.lock, holder)
         if answer == "publish" or existing is None or self._is_bound or self._is_eager:
-            return self._publish(**self._options)  # the worker's policy decides
+            return self.publish(**self.options)  # the worker's policy decides
         return self._not_sent(holder)
 
     def _not_sent(self, holder: Holder | None) -> Any:
@@ -308,27 +302,27 @@ class Sending:
         self._ended(Outcome.NOT_SENT, holder)
         if holder is None or holder.task_id is None:
             return None
-        result = self._task.AsyncResult(holder.task_id)
+        result = self.task.AsyncResult(holder.task_id)
         # As Celery's `apply_async` does: nothing is to wait for a result that nobody stores.
-        result.ignored = bool(self._options.get("ignore_result", self._task.ignore_result))
+        result.ignored = bool(self.options.get("ignore_result", self.task.ignore_result))
         return result
 
     def _ended(self, outcome: Outcome, holder: Holder | None) -> None:
-        key, overdue = self._keys.lock, self._overdue(holder)
+        key, overdue = self.keys.lock, self._overdue(holder)
         more = "" if overdue is None else (
             f"; no worker of this package has taken that message for {overdue:.0f} s: it was lost,"
             " or ran elsewhere, if none of them is busy"
         )  # fmt: skip
         tell(
-            outcome, Whose(key, self._task, self._task_id, self._attempt, self._label),
+            outcome, Whose(key, self.task, self._task_id, self._attempt, self.label),
             "redislock: %s %s: %s is held by %s%s", self, outcome.label, key, holder, more,
             holder=holder, details={}, emits=False,
             level=None if overdue is None else logging.WARNING,
         )  # fmt: skip
 
     def _overdue(self, holder: Holder | None) -> float | None:
-        """For how many seconds a worker could have taken the message that the lock is kept for, if
-        that is suspiciously long; None if not.
+        """For how many seconds a worker could have taken the message that has the lock, if that is
+        suspiciously long; None if not.
         """
         if holder is None or not holder.queued or holder.acquired_at is None or holder.ttl is None:
             return None
@@ -342,63 +336,63 @@ class Sending:
     # -- a retry, or a replacement, from within the run -----------------------------------
 
     def _continues_own(self) -> bool:
-        own = self._own
+        own = self.own
         return (
             own is not None
-            and own.claim.keys == self._keys
+            and own.claim.keys == self.keys
             and own.claim.task_id == self._task_id
             and not own.given_back
         )
 
     def _pass_on(self) -> Any:
         """Publish the next message of the running task, which gets the lock when the run ends."""
-        assert self._own is not None
+        assert self.own is not None
         result = self._publish_reserved()
         value = partial(
             holders.kept_in_queue,
             token=self._reservation.token,
-            task=self._task.name,
+            task=self.task.name,
             attempt=self._attempt,
             nesting=self._nesting,
-            label=self._label,
+            label=self.label,
         )
-        self._own.heir = Heir(value, self._seconds)
+        self.own.heir = Heir(value, self._seconds)
         return result
 
     # -- what the options say -------------------------------------------------------------
 
     @property
     def _is_scheduled(self) -> bool:
-        headers = self._options.get("headers") or {}
+        headers = self.options.get("headers") or {}
         return any(headers.get(name) for name in _SCHEDULES)
 
     @property
     def _attempt(self) -> int:
-        return int(self._options.get("retries") or 0)
+        return int(self.options.get("retries") or 0)
 
     @property
     def _queue(self) -> str | None:
-        """The queue that the call names, for people: who looks knows the routes of other calls."""
-        queue = self._options.get("queue")
+        """The queue that the call names, for people who look at the lock; None if it names none."""
+        queue = self.options.get("queue")
         name = getattr(queue, "name", queue)
         return name if isinstance(name, str) else None
 
     @property
     def _nesting(self) -> int:
-        return int(self._options.get("replaced_task_nesting") or 0)
+        return int(self.options.get("replaced_task_nesting") or 0)
 
     def _seconds_in_queue(self) -> float:
         """Seconds for which the lock is kept for the message, if nobody takes it."""
-        options = self._options
+        options = self.options
         start = seconds_until(options.get("countdown") or options.get("eta"))
-        call = self._call_options
+        call = self.call_options
         ttl = self._lock_options.lock_queued_ttl if call is None else call.queued_ttl
         seconds = max(start or 0.0, 0.0) + ttl
-        expires = seconds_until(options.get("expires", self._task.expires))
+        expires = seconds_until(options.get("expires", self.task.expires))
         if expires is not None:
             seconds = min(seconds, max(expires, 0.0))
         return min(seconds, MAX_SECONDS)
 
     def __str__(self) -> str:
-        label = "" if self._label is None else f" ({self._label})"
-        return f"{self._task.name}[{self._task_id}]{label}"
+        label = "" if self.label is None else f" ({self.label})"
+        return f"{self.task.name}[{self._task_id}]{label}"

@@ -33,8 +33,8 @@ _POSITIONAL: Final = ("task_id", "producer", "link", "link_error", "shadow")
 
 
 class _TracerAttribute:
-    """`__trace__` of a locked task: Celery's tracer, with ours around it. It is kept where a plain
-    task has it, so that what saves and restores a plain task's tracer does the same here.
+    """`__trace__` of a locked task: Celery's tracer, with ours around it. It is stored where a
+    plain task stores it, so that tools that save and restore a tracer work.
     """
 
     def __get__(self, task: Any, owner: type[Any]) -> Callable[..., Any] | None:
@@ -220,7 +220,7 @@ class SingletonTask(LockedTask):
         """Prepare the task where Celery calls this: in the main process, which mints the tokens."""
         if self.lock_options is not None and self.app_locks.enabled:
             # By name, as Celery does: only workers need what that module imports.
-            symbol_by_name("celery_redislock.worker.strategy:prepare")(self, consumer)
+            symbol_by_name("celery_redislock.worker.request:prepare")(self, consumer)
         return instantiate(self.Strategy, self, app, consumer, **kwargs)
 
 
@@ -289,7 +289,7 @@ def _run_under_lock(task: LockedTask, body: Callable[[], Any], args: Any, kwargs
 
 
 def _run_of(request: Any) -> Life | None:
-    """The run of this request, if our tracer has begun it. Returned only once."""
+    """The run that our tracer has begun for this request, if any. Returned only once."""
     stamped = (request.properties or {}).get(KEY)
     return stamped.pop(RUN, None) if isinstance(stamped, dict) else None
 

@@ -267,14 +267,14 @@ def hold_lock(what: Any, *args: Any, **kwargs: Any) -> HeldLock:
     server, keys, ttl = _lock_of(what, args, kwargs)
     task, app, label = "", None, None
     if not isinstance(what, NamedLock):
-        called = what.task if isinstance(what, Calls) else what
-        task, app, label = called.name, called.app, what.label_of_call(args, kwargs)
+        calls = _calls_of(what)
+        task, app, label = calls.task.name, calls.task.app, calls.label_of_call(args, kwargs)
     held = HeldLock(app, keys)
     for number in range(1, len(keys.slots) + 2):
         token, task_id = new_token(), f"held-by-test-{number}"
         value = holders.encode(token, ttl_ms=to_ms(ttl), task=task, task_id=task_id, label=label)
         lease = Lease(server, Claim(keys, token, ttl, value, task_id))
-        reply = _reached(partial(held.take, lease))
+        reply = _ask_or_explain(partial(held.take, lease))
         if not isinstance(reply, Acquired):
             held.release()
             raise AssertionError(f"{keys.lock} is not free: {reply}")
@@ -323,16 +323,22 @@ def lose_lock(what: Any = None, *args: Any, **kwargs: Any) -> None:
 def _lock_of(what: Any, args: Any, kwargs: Any) -> tuple[Server, LockKeys, float]:
     if isinstance(what, NamedLock):
         return what._server, what._keys, what.ttl
-    if not isinstance(what, LockedTask | Calls):
+    calls = _calls_of(what)
+    task = calls.task
+    return task.app_locks.server, calls.keys_of_call(args, kwargs), task.lock_options.lock_ttl
+
+
+def _calls_of(what: Any) -> Calls:
+    if isinstance(what, Calls):
+        return what
+    if not isinstance(what, LockedTask):
         protect_all(what.app)
-        if not isinstance(what, LockedTask):
-            raise TypeError(
-                f"{what.name} takes no lock: its base is not SingletonTask, and redislock_tasks"
-                " does not name it"
-            )
-    keys: LockKeys = what.keys_of_call(args, kwargs)
-    task = what.task if isinstance(what, Calls) else what
-    return task.app_locks.server, keys, task.lock_options.lock_ttl
+    if not isinstance(what, LockedTask):
+        raise TypeError(
+            f"{what.name} takes no lock: its base is not SingletonTask, and redislock_tasks does"
+            " not name it"
+        )
+    return Calls(what)
 
 
 # -- assertions -------------------------------------------------------------------------------
@@ -398,11 +404,11 @@ def assert_free(what: Any, *args: Any, **kwargs: Any) -> None:
 
 def _holder_of(what: Any, args: Any, kwargs: Any) -> tuple[Holder | None, str]:
     server, keys, ttl = _lock_of(what, args, kwargs)
-    return _reached(lambda: server.ask(holder_of(keys, ttl))), keys.lock
+    return _ask_or_explain(lambda: server.ask(holder_of(keys, ttl))), keys.lock
 
 
-def _reached(ask: Callable[[], _T]) -> _T:
-    """What this function returns.
+def _ask_or_explain(ask: Callable[[], _T]) -> _T:
+    """Ask the lock server, and return its answer.
 
     Raises:
         LockUnavailable: the lock server does not answer. Says if the locks are not in memory.

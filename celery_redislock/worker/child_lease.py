@@ -47,10 +47,10 @@ class ChildLease:
     release it when the child is dead. A `ChildLease` never acquires a lock.
 
     Attributes:
-        how: what the history records as the run's end, if the child records nothing.
+        end_reason: how the run ended, for the history, unless the child itself says so there.
     """
 
-    how = past.DIED
+    end_reason = past.DIED
     _is_not_retried = False
     #: The lock could not be released yet.
     _failed = False
@@ -100,12 +100,14 @@ class ChildLease:
             )
             return None
 
-    def expect_end(self, how: str) -> None:
-        """Note that we end the child. Celery forgets the request before the child is gone."""
-        self._is_to_end, self.how = True, how
+    def expect_end(self, end_reason: str) -> None:
+        """Note that this worker ends the child, and why. Celery forgets the request before the
+        child is gone.
+        """
+        self._is_to_end, self.end_reason = True, end_reason
 
     def expect_no_retry(self) -> None:
-        """The child died, and Celery has sent no retry."""
+        """Note that the child died and that Celery has sent no retry."""
         self._is_not_retried = True
 
     def child_ended(self) -> None:
@@ -120,7 +122,7 @@ class ChildLease:
             claim = self.known_claim
             if claim is None:
                 return  # the child could not make the lock's name either
-            end = self.how if claim.history else ""
+            end = self.end_reason if claim.history else ""
             if self._keep_for_retry(claim, end):
                 return  # Celery has sent the retry, or is about to
             reply = self.server.run(settle(claim, Release(stray=True, run_end=end)))
@@ -138,8 +140,9 @@ class ChildLease:
 
     @property
     def heir(self) -> Kept | None:
-        """What is kept for the retry that Celery sends if the child dies: the lock, or, if that
-        was not acquired yet, the reservation. None if Celery sends none, or nothing is to be kept.
+        """What the retry that Celery sends if the child dies will find reserved: the lock, or, if
+        it was not acquired yet, the reservation. None if Celery sends no retry, or nothing is to be
+        reserved for it.
         """
         task, request, claim = self._task, self._request(), self.known_claim
         if not getattr(task, "retry_on_worker_lost", False):  # Celery 5.7 has it
@@ -167,7 +170,7 @@ class ChildLease:
         return True
 
     def note_retried(self) -> None:
-        """Tell copies of the message that Celery has sent the retry of this attempt."""
+        """Leave a done note for copies of the message: Celery has sent the attempt's retry."""
         claim = self.known_claim
         if claim is not None:
             note = notes.lasting(notes.ENDED)
@@ -244,7 +247,7 @@ class ChildLease:
                 self._make_room(reply.replaced_by, reply.ends_in)
 
     def _make_room(self, by: Holder, ends_in: float) -> None:
-        """Terminate the child in favour of a newer run, when its grace is over."""
+        """Terminate the child, whose run a newer one replaces, when its grace is over."""
         request = self._request()
         if ends_in > 0:
             self.next_beat = min(self.next_beat, clock() + ends_in)

@@ -40,7 +40,7 @@ MOST: Final = 100_000
 
 
 class FinishedNote(NamedTuple):
-    """A done note that is not needed for long.
+    """A done note that may be deleted soon.
 
     Attributes:
         locks: the app's locks, whose server has the note.
@@ -56,7 +56,7 @@ class FinishedNote(NamedTuple):
 
 
 class Finished(Protocol):
-    """A request that is acknowledged, or about to be. Its task has ended, or is about to begin."""
+    """A request whose message is acknowledged, or about to be: before or after its task has run."""
 
     @property
     def message(self) -> Any: ...
@@ -88,7 +88,9 @@ class FinishedNotes:
         self._batches: deque[Batch] = deque()
 
     def add(self, request: Finished) -> None:
-        """Forget the request's done note, if it left one, once that is not needed any more."""
+        """Delete the request's done note, if its run left one, as soon as no copy of the message
+        can come.
+        """
         self._requests.append((clock(), request))
         self._chore.begin(after=LOOK_EVERY)
 

@@ -1,85 +1,20 @@
-"""Requests for whose messages something is kept: settles that, if their tasks do not run."""
+"""Requests for whose messages a lock or a room place is reserved, and whose tasks may not run."""
 
 from __future__ import annotations
 
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from functools import partial
 from typing import Any, Final
 
-from celery.worker.request import Request
-
-from ..app.delivery import Kept
-from ..app.housekeeper import Chore, housekeeper
-from ..app.internals import is_active, is_revoked, was_revoked
+from ..app.housekeeper import Chore
+from ..app.internals import is_active, is_revoked
 from ..protocol.holders import opening_of
-from ..protocol.keys import LockKeys, keys_of_lock_id
 from ..protocol.platform import at_fork
 from ..tasks.ends import End
-from ..tasks.settle import settle_beside
-from .contained import contained
 
 #: Seconds between looks at the reservations of tasks that are over.
 LOOK_EVERY: Final = 2.0
-
-
-class KeptRequest(Request):
-    """A request that settles what is kept for its message."""
-
-    #: What is kept, until it is known to be settled, and for which lock.
-    _kept: Kept | None = None
-    lock_keys: LockKeys
-    _is_reserved = False
-    #: Whether the broker got the message back.
-    _is_requeued = False
-
-    def _remember(self, kept: Kept) -> None:
-        if self.eta is not None:
-            sleeping.add(self)
-        try:
-            self.lock_keys = keys_of_lock_id(self.task.app_locks.prefix, kept.lock_id)
-        except ValueError:
-            return  # whoever settles it says so
-        self._is_reserved = kept.place is None
-
-    def on_accepted(self, pid: int, time_accepted: float) -> Any:
-        """The pool took the task."""
-        accepted = super().on_accepted(pid, time_accepted)
-        if self._is_reserved:
-            reservations.add(self)
-        return accepted
-
-    def unsettled(self) -> Kept | None:
-        """What is kept for the message, if the message will not come back."""
-        return self._kept if self.acknowledged and not self._is_requeued else None
-
-    @contained
-    def settle(self, end: End) -> None:
-        """Settle what is kept for the message, in the background: that may wait for the lock server
-        and the broker, and this thread serves all requests.
-        """
-        kept, self._kept = self._kept, None
-        settle_beside(self.task.app, kept, end)
-        clear = self.task._redislock_clear
-        if clear is not None and not end.passes_on and not (kept is not None and kept.token):
-            housekeeper.add(partial(clear, self.args, self.kwargs, self.id))
-
-    def reject(self, requeue: bool = False) -> None:
-        """Give the message back to the broker, or let the broker drop it."""
-        self._is_requeued = requeue and not self.acknowledged
-        super().reject(requeue)
-        if not requeue:
-            self.settle(End.CANNOT_RUN)
-
-    def revoked(self) -> bool:
-        """Whether the task is not to run: it was revoked, or has expired."""
-        if was_revoked(self):
-            return True
-        is_over = bool(super().revoked())
-        if is_over:
-            self.settle(End.ENDED_BY_CELERY)
-        return is_over
 
 
 class Requests:
@@ -99,8 +34,8 @@ class Requests:
 
 
 class Reservations:
-    """Requests that the pool has, and for whose messages a lock was reserved. When their tasks are
-    over, it frees the reservations that pool processes could not free before they ended.
+    """Requests that the pool has taken, and for whose messages a lock was reserved. It frees a
+    reservation that the pool process could not free before it died.
     """
 
     def __init__(self) -> None:
@@ -109,9 +44,9 @@ class Reservations:
         self._chore = Chore(self._look, lambda: bool(self._requests), LOOK_EVERY)
 
     def _reset(self) -> None:
-        self._requests: deque[KeptRequest] = deque()
+        self._requests: deque[Any] = deque()
 
-    def add(self, request: KeptRequest) -> None:
+    def add(self, request: Any) -> None:
         """Free the request's reservation when its task is over, if it is still there."""
         self._requests.append(request)
         self._chore.begin(after=LOOK_EVERY)
@@ -141,7 +76,9 @@ reservations: Final = Reservations()
 
 
 def settle_revoked() -> None:
-    """Settle what is kept for revoked tasks now: Celery ends them only at their eta."""
+    """Settle the reservations and room places of revoked tasks now: Celery ends such a task only at
+    its eta.
+    """
     for request in sleeping:
         if is_revoked(request):
             sleeping.discard(request)

@@ -4,12 +4,16 @@ for the message, and handles the end of a child.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final
 
 from celery import signals as celery_signals
+from celery.concurrency.prefork import TaskPool as PreforkPool
+from celery.concurrency.solo import TaskPool as SoloPool
 from celery.exceptions import Terminated, WorkerLostError
+from celery.utils.imports import symbol_by_name
 from celery.worker.request import Request
 
 from ..app.brokers import AS_CELERY_READS_IT, origin_of
@@ -31,19 +35,22 @@ from ..app.internals import (
 from ..app.outcomes import Outcome, Whose, tell
 from ..app.results import store_skipped
 from ..errors import LockUnavailable, TaskReplaced
+from ..lock.forks import between_forks
 from ..lock.heartbeat import heartbeat
 from ..protocol import past, rooms
 from ..protocol.clock import clock
 from ..protocol.entries import id_of
+from ..protocol.keys import LockKeys, keys_of_lock_id
 from ..protocol.log import get_logger
 from ..tasks.act import publish_replaced
 from ..tasks.ends import Deferred, End, Skipped
 from ..tasks.facts import COPIED_FROM, ends_message
 from ..tasks.settle import settle_beside
+from ..tasks.task import SingletonTask
 from .child_lease import ChildLease
 from .contained import contained
 from .finished import FinishedNote, finished_notes
-from .kept import KeptRequest
+from .kept import reservations, sleeping
 from .source import source_of
 
 logger = get_logger()
@@ -55,7 +62,7 @@ NOTED_FROM: Final = COPIED_FROM - 0.1
 ASK_AGAIN: Final = 10.0
 
 
-class LockRequest(KeptRequest):
+class LockRequest(Request):
     """A request for a locked task."""
 
     #: After a lock server did not answer: when to ask it again about dead children's tasks.
@@ -67,6 +74,12 @@ class LockRequest(KeptRequest):
     _lease: ChildLease | None = None
     #: The run for which the child was terminated, and the lock.
     _replaced: TaskReplaced | None = None
+    #: What is reserved for the message, until it is known to be settled, and for which lock.
+    _kept: Kept | None = None
+    lock_keys: LockKeys
+    _is_reserved = False
+    #: Whether the broker got the message back.
+    _is_requeued = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -89,9 +102,14 @@ class LockRequest(KeptRequest):
         self._lock_token = stamp(self.request_dict, wants_events, self.content_type, origin, source)
         #: Whether it may be one of several copies: then its run's done note stays.
         self._is_copy = source.fanout or is_copy(self.request_dict)
-        self._kept = Kept.of(self.request_dict)
-        if self._kept is not None:
-            self._remember(self._kept)
+        self._kept = kept = Kept.of(self.request_dict)
+        if kept is None:
+            return
+        if self.eta is not None:
+            sleeping.add(self)
+        with contextlib.suppress(ValueError):  # whoever settles it says so
+            self.lock_keys = keys_of_lock_id(self.task.app_locks.prefix, kept.lock_id)
+            self._is_reserved = kept.place is None
 
     def on_accepted(self, pid: int, time_accepted: float) -> Any:
         """The pool took the task. In a pool of processes, each runs one task at a time."""
@@ -101,6 +119,8 @@ class LockRequest(KeptRequest):
         accepted = super().on_accepted(pid, time_accepted)
         if self._lease is not None:
             heartbeat.add(self._lease)
+        if self._is_reserved:
+            reservations.add(self)
         return accepted
 
     @contained
@@ -109,6 +129,37 @@ class LockRequest(KeptRequest):
             lease = ChildLease(pid, self, self._lock_token)
             housekeeper.when_gone(pid, lease.child_ended, most=lease.ttl)
             self._lease = lease
+
+    def unsettled(self) -> Kept | None:
+        """The reservation or room place of the message; None if the message will come back."""
+        return self._kept if self.acknowledged and not self._is_requeued else None
+
+    @contained
+    def settle(self, end: End) -> None:
+        """Settle the reservation or room place of the message, in the background: that may wait for
+        the lock server and the broker, and this thread serves all requests.
+        """
+        kept, self._kept = self._kept, None
+        settle_beside(self.task.app, kept, end)
+        clear = self.task._redislock_clear
+        if clear is not None and not end.passes_on and not (kept is not None and kept.token):
+            housekeeper.add(partial(clear, self.args, self.kwargs, self.id))
+
+    def reject(self, requeue: bool = False) -> None:
+        """Give the message back to the broker, or let the broker drop it."""
+        self._is_requeued = requeue and not self.acknowledged
+        super().reject(requeue)
+        if not requeue:
+            self.settle(End.CANNOT_RUN)
+
+    def revoked(self) -> bool:
+        """Whether the task is not to run: it was revoked, or has expired."""
+        if was_revoked(self):
+            return True
+        is_over = bool(super().revoked())
+        if is_over:
+            self.settle(End.ENDED_BY_CELERY)
+        return is_over
 
     def acknowledge(self) -> None:
         """Acknowledge the message, before or after its run. The run's done note may then go."""
@@ -127,13 +178,13 @@ class LockRequest(KeptRequest):
             finished_notes.add(self)
 
     def finished_note(self) -> FinishedNote | None:
-        """The run's done note, if nobody needs it for long once the message is acknowledged;
-        None if the broker may have given the message to another worker by now.
+        """The run's done note, if it may be deleted once the message is acknowledged; None if the
+        broker may have given the message to another worker by now.
         """
         consumer, locks = self.task.worker_consumer, self.task.app_locks
-        visible = locks.redelivery.after
+        visibility_timeout = locks.redelivery.after
         if not is_connected_still(consumer, self._came_on) or (
-            visible is not None and clock() - self._received > visible / 2
+            visibility_timeout is not None and clock() - self._received > visibility_timeout / 2
         ):
             return None
         task_id, attempt, nesting = attempt_of(self.request_dict)
@@ -164,9 +215,9 @@ class LockRequest(KeptRequest):
         self._child_is_to_end()
         return super().cancel(pool, signal, **kwargs)
 
-    def _child_is_to_end(self, how: str = past.TERMINATED) -> None:
+    def _child_is_to_end(self, end_reason: str = past.TERMINATED) -> None:
         if self._lease is not None:
-            self._lease.expect_end(how)
+            self._lease.expect_end(end_reason)
 
     @contained
     def end_child(self, error: TaskReplaced, signum: int) -> None:
@@ -207,7 +258,7 @@ class LockRequest(KeptRequest):
         is_gone = isinstance(error, Terminated | WorkerLostError | SystemExit)
         if is_gone and self._replaced is not None and not was_revoked(self):
             return self._announce_replaced(self._replaced)
-        if isinstance(error, WorkerLostError) and self._goes_on_elsewhere():
+        if isinstance(error, WorkerLostError) and self._is_elsewhere():
             # The child had put its task into the waiting room: that is no failure of the task.
             say_ended(self)
             return self.acknowledge()
@@ -235,7 +286,9 @@ class LockRequest(KeptRequest):
 
     @contained
     def _settle_after_death(self, heir: Kept | None) -> None:
-        """Settle what neither the retry nor this message, if it comes back, will need."""
+        """Settle what is reserved for this message, unless the retry, or this message if it comes
+        back, needs it.
+        """
         comes_back, lease = self._is_requeued or was_cancelled(self), self._lease
         is_passed_on = heir == self._kept and (self._is_retried or comes_back)
         if lease is not None and not self._is_retried:
@@ -255,8 +308,8 @@ class LockRequest(KeptRequest):
         self._announce_skipped()
 
     @contained
-    def _goes_on_elsewhere(self) -> bool:
-        """Whether the task of a dead child waits in the room, or has run since."""
+    def _is_elsewhere(self) -> bool:
+        """Whether the task of a dead child waits in the room, or has been run elsewhere since."""
         if not self.task.lock_options.parks or clock() < LockRequest._not_asked_until:
             return False
         lease = self._lease
@@ -266,20 +319,20 @@ class LockRequest(KeptRequest):
         try:
             own = [kept.token for kept in (self._kept, lease.heir) if kept is not None]
             server = self.task.app_locks.server
-            goes_on: bool = server.ask(rooms.goes_on_elsewhere(claim, own), once=True)
+            is_elsewhere: bool = server.ask(rooms.goes_on_elsewhere(claim, own), once=True)
         except LockUnavailable as exc:
             # This is the worker's own thread, and many children may be dead: do not wait for each.
             LockRequest._not_asked_until = clock() + ASK_AGAIN
             text = "redislock: cannot find out whether %s is in the waiting room: %s"
             logger.warning(text, self.id, exc.reason)
             return False
-        if goes_on:
+        if is_elsewhere:
             tell(
                 Outcome.QUEUED, Whose(claim.keys.lock, self.task, self.id, label=self._label),
                 "redislock: the pool process that put %s[%s] into the waiting room died; the task"
                 " still gets its turn", self.task.name, self.id, level=logging.WARNING, emits=False,
             )  # fmt: skip
-        return goes_on
+        return is_elsewhere
 
     @property
     def _label(self) -> str | None:
@@ -315,9 +368,30 @@ class LockRequest(KeptRequest):
 
 @cache
 def lock_request(base: type[Any]) -> type[Any]:
-    """The request class of a locked task which, without its lock, would have this class."""
+    """The request class of a locked task that, without its lock, would have this class."""
     if issubclass(base, LockRequest):
         return base
     if base is Request:
         return LockRequest
     return type(f"Lock{base.__name__}", (LockRequest, base), {})
+
+
+def prepare(task: SingletonTask, consumer: Any) -> None:
+    """Prepare a locked task in the main process: its requests mint the tokens, and settle what is
+    reserved for their messages.
+
+    Args:
+        task: a locked task.
+        consumer: the worker's consumer, which knows the pool.
+    """
+    assert task.lock_options is not None
+    base = symbol_by_name(getattr(task, "Request"))  # noqa: B009  mypy: untyped base
+    task.Request = lock_request(base)
+    is_locked = task.lock_options.lock_scope != "queued"
+    is_prefork = isinstance(consumer.pool, PreforkPool)
+    if is_prefork:
+        between_forks.use()
+    task.runs_in_children = is_locked and is_prefork
+    task.acks_after_body = isinstance(consumer.pool, SoloPool)
+    task.hears_acks = is_locked and task.app_locks.redelivery.hears_acks
+    task.worker_consumer = consumer

@@ -16,12 +16,12 @@ from celery import signals
 
 from ..app.delivery import KEY, Kept
 from ..app.internals import has_ended
-from ..app.settings import app_locks, has_locks, setting_names
+from ..app.settings import app_locks, has_locks, read_settings
 from ..app.unknown import refuse_unknown_settings
 from ..errors import ConfigError, LockUnavailable
 from ..protocol.log import get_logger
 from ..tasks.forgotten import untold
-from ..tasks.protect import errors_of, has_setting, protect_tasks
+from ..tasks.protect import errors_of, protect_tasks
 from ..tasks.task import SingletonTask, locked_tasks
 
 logger = get_logger()
@@ -39,7 +39,7 @@ def _on_worker_init(sender: Any, **kwargs: Any) -> None:
 
     app = sender.app
     try:
-        refuse_unknown_settings(setting_names(app))
+        refuse_unknown_settings(read_settings(app)[1])
         idle = _prepare_tasks(app)
     except Exception as exc:
         # Celery only logs a receiver's ordinary errors: the worker would go on without locks.
@@ -80,7 +80,9 @@ def _prepare_tasks(app: Any) -> list[tuple[str, str]]:
 
 
 def _on_log_is_there(sender: Any, instance: Any, **kwargs: Any) -> None:
-    """Log warnings in that process, once Celery has a log, but no connection to the broker yet."""
+    """Log the warnings, now that Celery has set up its log; there is no connection to the broker
+    yet.
+    """
     _say_if_unheard()
     for warning in _warnings.pop(instance.app, ()):
         logger.warning(*warning)
@@ -88,7 +90,7 @@ def _on_log_is_there(sender: Any, instance: Any, **kwargs: Any) -> None:
 
 
 def _say_if_unheard() -> None:
-    """Warn by other means if our logger is disabled: else nobody would learn of a lost lock."""
+    """Warn on another logger if ours is disabled: otherwise nobody would learn of a lost lock."""
     if not logger.disabled:
         return
     text = (
@@ -133,7 +135,7 @@ def _has_rooms(app: Any) -> bool:
     release may still wait, as long as the lock server is set.
     """
     if not has_locks(app):
-        return has_setting(app, "redislock_url")
+        return "redislock_url" in read_settings(app)[0]
     if not app_locks(app).enabled:
         return app_locks(app).address is not None
     options = [task.lock_options for task in locked_tasks(app)]
@@ -141,8 +143,8 @@ def _has_rooms(app: Any) -> bool:
 
 
 def _on_task_received(sender: Any, request: Any, **kwargs: Any) -> None:
-    """Give up what is kept for a message whose task takes no lock here: another release has sent
-    it. A locked task does that itself.
+    """Settle what is reserved for a message whose task takes no lock here: a release of the project
+    in which it took one has sent it. A locked task does that itself.
     """
     if KEY in request.request_dict and not hasattr(request, "settle"):
         from ..tasks.ends import End

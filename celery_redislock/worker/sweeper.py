@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
@@ -27,20 +28,18 @@ SWEEP_EVERY: Final = 2.0
 #: Seconds for which a sweep publishes the tasks of one room that are due: enough for hundreds of
 #: tasks that give up, but for only one if the broker does not answer.
 PUBLISHES_FOR: Final = 0.5
-#: Seconds by which a worker looks later at a room of which it had to pass over a task, in so many
-#: rooms: or else those who can publish that task may look while it has it in its hands, each time.
+#: Seconds by which a worker looks later at a room in which it once had to pass over a task, of the
+#: last so many such rooms: those who can publish that task are to look first.
 GIVES_WAY: Final = 0.5
 GIVES_WAY_IN: Final = 1000
-#: Seconds without a sweep after which a worker looks at every room, due or not: others may have put
-#: off those of which only it can publish a task. A look is put off by ten minutes at most. So many
-#: seconds are between two looks at rooms that are not due.
+#: Seconds without a sweep after which a worker looks at all rooms, due or not: others, who could
+#: not publish a task, may have put off the next look, by ten minutes at most.
 COMES_BACK: Final = 6.0
 ALL_ROOMS: Final = 3600.0
-APART: Final = 0.001
 
 
 class Sweeper:
-    """Looks after each waiting room when it is due, and not only at the next look."""
+    """Looks every few seconds which waiting rooms are due, and looks after each of them on time."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -53,10 +52,10 @@ class Sweeper:
         self._turn = sweep_key(prefix, broker_of(app), fleet.hexdigest()[:16])
         self._swept = -COMES_BACK
         #: The ids of locks in whose rooms this worker had to pass over a task.
-        self._gives_way: set[str] = set()
+        self._gives_way: deque[str] = deque(maxlen=GIVES_WAY_IN)
 
     def start(self, until: Callable[[], bool]) -> None:
-        """Look again and again, in the background. An error of one stops no other.
+        """Sweep again and again, in the background. An error in one sweep does not stop the next.
 
         Args:
             until: whether to stop. A test suite may have one worker after another in its process.
@@ -71,7 +70,7 @@ class Sweeper:
             Chore(look, lambda: not until(), SWEEP_EVERY).begin()
 
     def sweep(self) -> None:
-        """Look which rooms are due soon, and look after each of them at its time.
+        """Find the rooms that are due soon, and look after each of them when it is due.
 
         Raises:
             LockUnavailable: the server did not answer in time.
@@ -92,8 +91,8 @@ class Sweeper:
             except LockUnavailable as exc:
                 failure = exc  # the other servers' rooms must not wait for this one
                 continue
-            for number, (seconds, lock_id) in enumerate(due):
-                after = max(began + seconds - clock(), 0.0) if seconds < soon else number * APART
+            for seconds, lock_id in due:
+                after = max(began + seconds - clock(), 0.0) if seconds < soon else 0.0
                 after += GIVES_WAY if lock_id in self._gives_way else 0.0
                 look = partial(self._look_after, lock_id, clock() + after + PUBLISHES_FOR)
                 housekeeper.add(look, most=0.0, after=after, talks=True)
@@ -101,7 +100,7 @@ class Sweeper:
             raise failure
 
     def _look_after(self, lock_id: str, until: float) -> None:
-        """Look after one room, and again as long as more tasks of it are due."""
+        """Look after one room, and again while more of its tasks are due."""
         try:
             keys = keys_of_lock_id(app_locks(self._app).prefix, lock_id)
             looked = look_after(self._app, keys, UNKNOWN_TTL)
@@ -110,14 +109,7 @@ class Sweeper:
         except Exception:
             logger.exception("redislock: could not check the waiting room of %r", lock_id)
             return
-        self._note(lock_id, looked.passed_over)
+        if looked.passed_over and lock_id not in self._gives_way:
+            self._gives_way.append(lock_id)
         if looked.goes_on and clock() < until:
             housekeeper.add(partial(self._look_after, lock_id, until), most=0.0, talks=True)
-
-    def _note(self, lock_id: str, passed_over: bool) -> None:
-        if not passed_over:
-            self._gives_way.discard(lock_id)
-        elif len(self._gives_way) < GIVES_WAY_IN:
-            self._gives_way.add(lock_id)
-        else:
-            self._gives_way = {lock_id}  # most may be of rooms that are no more

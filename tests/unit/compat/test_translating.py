@@ -10,10 +10,10 @@ import pytest
 from celery import Celery
 
 from celery_redislock import ConfigError, RedisLock, SingletonTask, Skip, Wait
-from celery_redislock.app.leftovers import section
 from celery_redislock.app.settings import app_locks
 from celery_redislock.compat.celery_once import QueueOnce
 from celery_redislock.compat.celery_singleton import Singleton
+from celery_redislock.compat.leftovers import section
 
 URL = "redis://127.0.0.1:1/7"  # never asked
 ONCE = section("celery-once")

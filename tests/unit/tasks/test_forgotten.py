@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -68,34 +66,14 @@ def test_what_belongs_to_a_users_own_base_is_not_taken_for_ours(make_app) -> Non
 
     class Base(Task):
         abstract = True
-        lock_key = None
-        lock_ttl = 30
 
         def on_conflict(self) -> None: ...
 
-        def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            self.take(self.lock_key, self.lock_ttl)
-
-    class Nested(Task):
-        abstract = True
-
-        @contextlib.contextmanager
-        def guarded(self) -> Iterator[None]:
-            yield self.lock_ttl
-
-        def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            return [getattr(self, "on_lock_lost", self.lock_label) for self in [self]]
-
-    class Hooked(Task):
-        abstract = True
-
         @property
         def on_lock_lost(self) -> str:
-            return self.lock_label
+            return "mine"
 
-    define(app, base=Base, lock_key="mine", lock_ttl=5)
-    define(app, "shop.hooked", base=Hooked, lock_label="mine")
-    define(app, "shop.nested", base=Nested, lock_ttl=5, lock_label="mine", on_lock_lost="mine")
+    define(app, base=Base, on_conflict="mine", on_lock_lost="mine")
     define(app, "shop.timed", lock_timeout=5, block_size=5, clock=5, conflict_free=True)
     define(app, "shop.watch", clock_ttl=5, block_key="a", blocked_label="b")
     app.finalize()

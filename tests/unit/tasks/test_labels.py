@@ -43,7 +43,7 @@ def labelled(app, lock_label, name="ships", **options):
     ],
 )
 def test_a_label_is_a_template_over_the_calls_arguments(app, template, args, kwargs, label):
-    found = labelled(app, template).label_of_call(args, kwargs)
+    found = labelled(app, template).with_headers({}).label_of_call(args, kwargs)
     assert found == label
     assert len(found) <= LONGEST_LABEL
     assert found.isprintable()
@@ -51,7 +51,7 @@ def test_a_label_is_a_template_over_the_calls_arguments(app, template, args, kwa
 
 
 def test_without_the_option_there_is_none(app):
-    assert labelled(app, None).label_of_call((1,), {}) is None
+    assert labelled(app, None).with_headers({}).label_of_call((1,), {}) is None
 
 
 @pytest.mark.parametrize("option", ["lock_key", "lock_label"])
@@ -81,10 +81,10 @@ def test_what_is_no_template_is_refused(app, value):
 
 def test_a_task_that_is_bound_again_without_it_has_none_any_more(app):
     task = labelled(app, "order {order}")
-    assert task.label_of_call((1,), {}) == "order 1"
+    assert task.with_headers({}).label_of_call((1,), {}) == "order 1"
     task.__class__.lock_label = None
     task.bind(app)
-    assert task.label_of_call((1,), {}) is None
+    assert task.with_headers({}).label_of_call((1,), {}) is None
 
 
 def test_it_is_accepted_from_annotations_and_for_tasks_of_others(app):
@@ -98,7 +98,9 @@ def test_it_is_accepted_from_annotations_and_for_tasks_of_others(app):
     def theirs(order): ...
 
     app.finalize()
-    labels = [app.tasks[name].label_of_call((5,), {}) for name in ("annotated", "theirs")]
+    labels = [
+        app.tasks[name].with_headers({}).label_of_call((5,), {}) for name in ("annotated", "theirs")
+    ]
     assert labels == ["annotated 5", "their 5"]
 
 
@@ -114,14 +116,14 @@ def test_it_is_accepted_from_annotations_and_for_tasks_of_others(app):
 def test_a_call_that_it_does_not_fit_has_none_and_is_warned_of_once(app, caplog, template, args):
     task = labelled(app, template)
     for _ in range(3):
-        assert task.label_of_call(args, {}) is None
+        assert task.with_headers({}).label_of_call(args, {}) is None
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert f"ships: lock_label={template!r} does not fit a call" in record.getMessage()
 
 
 def test_an_empty_label_is_none(app, caplog):
-    assert labelled(app, "{order}").label_of_call(("",), {}) is None
+    assert labelled(app, "{order}").with_headers({}).label_of_call(("",), {}) is None
     assert len(caplog.records) == 1
 
 

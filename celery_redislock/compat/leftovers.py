@@ -10,8 +10,10 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
+from ..app import settings as app_settings
+from ..app import unknown
+from ..app.documents import page
 from ..errors import ConfigError
-from .documents import page
 
 _ONCE: Final = "celery-once"
 _SINGLETON: Final = "celery-singleton"
@@ -65,17 +67,16 @@ translators: Final[dict[str, Translator]] = {}
 
 
 def section(package: str) -> str:
-    """Where the migration page writes about the package, as a phrase."""
+    """The section of the migration page about the package, as a phrase."""
     return page("migrating", f"From {package}" if package.startswith("celery-") else "")
 
 
-def is_leftover(name: str) -> bool:
-    """Whether another package has an option with this name, or a lock of another kind."""
-    return name in _OPTIONS
-
-
-def replacement(name: str) -> str:
-    """The package that has the option, if one does, and what to use here, in words."""
+def replacement(name: str) -> str | None:
+    """The package that has an option with this name, and what to use here, in words; None if no
+    other package, and no lock of another kind, has one.
+    """
+    if name not in _OPTIONS:
+        return None
     package, use = _OPTIONS[name]
     if package is None:
         return f"not an option of a locked task; {use}."
@@ -83,12 +84,24 @@ def replacement(name: str) -> str:
     return f"an option of {package}; {use} (see {section(package)}).{kept}"
 
 
-def translated(conf: Any) -> dict[str, Any]:
-    """Settings of ours that the settings of other packages stand for.
+def translated(conf: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Our settings that the settings of other packages stand for.
+
+    Args:
+        conf: the app's configuration.
+        names: the names of its settings that are not Celery's.
 
     Raises:
-        ConfigError: a setting is not accepted, or two packages name different servers.
+        ConfigError: a setting is not accepted; two packages name different servers; or neither a
+            package nor our module for it is in use, so that its setting would do nothing.
     """
+    for name, package in _settings_left(conf, names):
+        if package not in translators and package.replace("-", "_") not in sys.modules:
+            raise ConfigError(
+                f"app: {name!r} is a setting of {package}, and does nothing here; accepted are"
+                f" redislock_url and the task's own options (see {section(package)}). The old"
+                f" name works with {_door(package)}"
+            )
     settings: dict[str, Any] = {}
     for package, translate in translators.items():
         for name, value in translate(conf).items():
@@ -99,25 +112,6 @@ def translated(conf: Any) -> dict[str, Any]:
                     f" {section(package)}"
                 )
     return settings
-
-
-def refuse_leftover_settings(conf: Any, names: Iterable[str]) -> None:
-    """Refuse the settings of another package, unless that package or our module for it is in use.
-
-    Args:
-        conf: the app's configuration.
-        names: the names of its settings that are not Celery's.
-
-    Raises:
-        ConfigError: there is such a setting.
-    """
-    for name, package in _settings_left(conf, names):
-        if package not in translators and package.replace("-", "_") not in sys.modules:
-            raise ConfigError(
-                f"app: {name!r} is a setting of {package}, and does nothing here; accepted are"
-                f" redislock_url and the task's own options (see {section(package)}). The old"
-                f" name works with {_door(package)}"
-            )
 
 
 def _settings_left(conf: Any, names: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -131,3 +125,7 @@ def _settings_left(conf: Any, names: Iterable[str]) -> Iterator[tuple[str, str]]
 
 def _door(package: str) -> str:
     return f"celery_redislock.compat.{package.replace('-', '_')}"
+
+
+unknown.replacement = replacement
+app_settings.translated = translated
