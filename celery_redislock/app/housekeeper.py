@@ -12,9 +12,9 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from ..errors import LockUnavailable
 from ..lock.forks import between_forks
@@ -24,7 +24,7 @@ from ..protocol.log import get_logger
 from ..protocol.platform import at_fork
 from ..protocol.turns import Turn
 from .internals import at_pool_process_exit
-from .processes import is_alive
+from .processes import LOOK_EVERY, Pollable, Watched, can_poll, is_alive
 
 logger = get_logger()
 
@@ -34,9 +34,8 @@ TRY_AGAIN: Final = 0.25
 GIVE_UP: Final = 3600.0
 #: Seconds that the process waits at its end for what is left to do.
 LAST_WAIT: Final = 3.0
-#: The longest sleep in seconds, and the longest while processes are watched.
+#: The longest sleep in seconds: `poll` takes no more than 24 days.
 LONGEST: Final = 3600.0
-LOOK_EVERY: Final = 0.1
 #: The least seconds from the end of a chore's round to the next.
 PAUSE: Final = 0.1
 #: Seconds within which a thread that was started begins to run.
@@ -56,6 +55,18 @@ class Errand(NamedTuple):
     do: Callable[[], Any]
 
 
+class Bell(Protocol):
+    """What ends the thread's sleep."""
+
+    def ring(self) -> None:
+        """End the sleep, or the next one."""
+
+    def wait(self, seconds: float) -> Collection[int] | None:
+        """Sleep for so many seconds, or until it rings. Returns the pidfds of processes that are
+        gone, or None.
+        """
+
+
 class Lane:
     """Errands that are done one after another, in a thread that ends when none is left.
 
@@ -69,6 +80,7 @@ class Lane:
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._watched: dict[int, Watched] = {}
         self._forget()
         at_fork(after_in_child=self._forget)
 
@@ -77,9 +89,12 @@ class Lane:
         self._numbers = itertools.count()
         self._doing: Errand | None = None
         #: What wakes the thread, if there is one. The thread puts it in.
-        self._bells: dict[str, Alarm] = {}
+        self._bells: dict[str, Bell] = {}
         self._start_turn = Turn()
+        for process in self._watched.values():
+            process.close()
         #: The processes that are watched, and what to do when they are gone.
+        self._watched = {}
         self._when_gone: dict[int, tuple[Callable[[], Any], float]] = {}
 
     def add(self, do: Callable[[], Any], most: float, after: float = 0.0) -> None:
@@ -94,11 +109,11 @@ class Lane:
         We ask the kernel, not the pool: Celery may take five seconds to notice a killed child, and
         reports a hard time limit some 100 ms early, while the child's `finally` blocks still run.
         """
-        # A worker calls this for each task: the thread need not wake for a process that it watches.
-        # Store, then look for the thread: one that is about to end looks here once more.
-        is_known = pid in self._when_gone
+        # Store, then watch; `_look_at_processes` does the reverse. So no order of steps loses it.
         self._when_gone[pid] = do, most
-        if not is_known or _ONE not in self._bells:
+        # A worker calls this for each task: the thread need not wake for a process that it watches.
+        if pid not in self._watched:
+            self._watched[pid] = Watched(pid, wakes=can_poll())
             self.see_to_it()
 
     @property
@@ -106,7 +121,7 @@ class Lane:
         """Whether something is being done, or is due."""
         if self._doing is not None or any(each.due <= clock() for each in self._heap[:1]):
             return True
-        return any(not is_alive(pid) for pid in list(self._when_gone))
+        return any(not is_alive(pid) for pid in list(self._watched))
 
     def _push(self, due: float, most: float, do: Callable[[], Any]) -> None:
         heapq.heappush(self._heap, Errand(due, next(self._numbers), due + most, do))
@@ -132,33 +147,37 @@ class Lane:
             raise
 
     def _run(self) -> None:
-        bell = Alarm(threading.Lock())
+        bell: Bell = Pollable(self._watched) if can_poll() else Alarm(threading.Lock())
         while self._bells.setdefault(_ONE, bell) is bell:
             self._start_turn = Turn()
-            while self._heap or self._when_gone:
+            while self._heap or self._watched:
                 try:
-                    bell.wait(self._do_next())
-                    self._look_at_processes()
+                    self._look_at_processes(bell.wait(self._do_next()) or ())
                 except Exception:  # without this thread, the locks of dead processes would stay
                     logger.exception("redislock: unexpected error in the housekeeper; continuing")
                     time.sleep(TRY_AGAIN)
             self._bells.pop(_ONE, None)
             # A caller that still saw this thread may have added an errand in between.
-            if not self._heap and not self._when_gone:
+            if not self._heap and not self._watched:
                 return
 
-    def _look_at_processes(self) -> None:
-        for pid in list(self._when_gone):
-            if not is_alive(pid):
-                errand = self._when_gone[pid]
-                self.add(*errand)  # before it is removed: `finish` looks at both
-                if (last := self._when_gone.pop(pid)) is not errand:
-                    self.add(*last)  # given in between
+    def _look_at_processes(self, ready: Collection[int]) -> None:
+        for pid, process in list(self._watched.items()):
+            if process.fd in ready or (process.fd < 0 and not is_alive(pid)):
+                self._add_for(pid)  # before the `del`: `finish` looks at both
+                del self._watched[pid]
+                process.close()
+                self._add_for(pid)  # given in between
 
     @property
     def _longest(self) -> float:
-        """The longest sleep: short while processes are watched."""
-        return LOOK_EVERY if self._when_gone else LONGEST
+        """The seconds after which the thread must look at processes that wake nobody."""
+        looks = any(each.fd < 0 for each in list(self._watched.values()))
+        return LOOK_EVERY if looks else LONGEST
+
+    def _add_for(self, pid: int) -> None:
+        if (errand := self._when_gone.pop(pid, None)) is not None:
+            self.add(*errand)
 
     def _do_next(self) -> float:
         """Do the first errand, if it is due. Returns the seconds to wait if none is added."""

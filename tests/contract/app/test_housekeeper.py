@@ -12,6 +12,7 @@ import pytest
 
 from celery_redislock import LockUnavailable
 from celery_redislock.app import housekeeper as module
+from celery_redislock.app import processes
 from celery_redislock.app.housekeeper import Chore, Housekeeper
 from celery_redislock.app.processes import is_alive
 from tests.support.interrupts import each_place, in_a_child
@@ -121,11 +122,30 @@ def test_many_threads_add_errands_and_each_is_done_once(housekeeper):
     assert len(set(done)) == 1000
 
 
-@pytest.fixture(params=["waitid", "libc"])
+def without_proc(path: str, **options: Any) -> Any:
+    raise FileNotFoundError(path)
+
+
+#: What a platform lacks, by what is left to tell that a process has ended.
+LACKS = {
+    "pidfd": (),
+    "waitid": ("os.pidfd_open", "proc"),
+    "libc": ("os.pidfd_open", "proc", "os.waitid"),
+    "proc": ("os.pidfd_open", "os.waitid", "ctypes.CDLL"),
+    "no poll": ("select.poll",),
+}
+
+
+@pytest.fixture(params=LACKS)
 def process(request, monkeypatch):
     """A process that is watched by what some platform has."""
-    if request.param == "libc":
-        monkeypatch.delattr("os.waitid")
+    for name in LACKS[request.param]:
+        if name == "ctypes.CDLL":
+            monkeypatch.setattr(name, lambda *_, **__: object())
+        elif name == "proc":
+            monkeypatch.setattr(processes, "open", without_proc, raising=False)
+        else:
+            monkeypatch.delattr(name, raising=False)
     process = subprocess.Popen(["sleep", "60"])
     yield process
     process.kill()
@@ -259,7 +279,8 @@ def test_a_process_that_ends_waits_for_what_follows_the_end_of_its_children(hous
 def test_what_follows_a_process_that_is_watched_wakes_no_thread(housekeeper, process, monkeypatch):
     """A worker's main process says it for each task that a child begins."""
     rings: list[object] = []
-    monkeypatch.setattr(module.Alarm, "ring", lambda bell: rings.append(bell))
+    for bell in (module.Pollable, module.Alarm):
+        monkeypatch.setattr(bell, "ring", lambda bell: rings.append(bell))
     done: list[str] = []
     for _ in range(100):
         housekeeper.when_gone(process.pid, lambda: done.append("gone"), most=1.0)
