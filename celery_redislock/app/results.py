@@ -25,6 +25,18 @@ def store_skipped(task: Any, request: Any, error: TaskSkipped) -> None:
     )
 
 
+def store_failed(task: Any, request: Any, error: Exception, traceback: str) -> None:
+    """Store that a task failed, also for its chord, chain and errbacks."""
+    task.backend.mark_as_failure(
+        request.id,
+        error,
+        traceback,
+        request=request,
+        store_result=stores_errors(task, request),
+        call_errbacks=True,
+    )
+
+
 def store_expired(task: Any, request: Any) -> None:
     """Store that a task expired, as Celery does for a message that arrives too late."""
     task.backend.mark_as_revoked(

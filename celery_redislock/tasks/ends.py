@@ -84,12 +84,12 @@ class EndInfo:
     """
 
     tb = None
-    traceback = ""
-    internal = True
 
-    def __init__(self, exception: BaseException) -> None:
+    def __init__(self, exception: BaseException, traceback: str = "") -> None:
         self.exception = exception
         self.type = type(exception)
+        self.traceback = traceback
+        self.internal = not traceback
 
     @property
     def exc_info(self) -> tuple[Any, Any, Any]:

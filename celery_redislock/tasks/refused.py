@@ -1,9 +1,9 @@
 """Changes what Celery logs of a refused duplicate (`Raise`).
 
-It fails in Celery's tracer, and Celery would log an ERROR with this package's own traceback. The
-failure is intended, and a line of ours names the holder. So we make Celery's line that of an
-expected error, as for one in `Task.throws`. That option itself would also hide it from Sentry, and
-hide conflicts of locks that the body takes.
+If it fails in Celery's tracer (eager, or Sentry wraps the tracer; see `tracer.py`), Celery would
+log an ERROR with this package's own traceback. The failure is intended, and a line of ours names
+the holder. So we make Celery's line that of an expected error, as for one in `Task.throws`. That
+option itself would also hide it from Sentry, and hide conflicts of locks that the body takes.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ duplicate ends without Celery's. However Celery's ends, ours then settles everyt
 delivery held.
 
 A duplicate that ends sends Celery's `task_prerun` and `task_postrun` one after the other, with
-state IGNORED: tools pair them. One that is refused fails in Celery's tracer. One that waits sends
+state IGNORED, or FAILURE if it is refused: tools pair them. A duplicate that waits sends
 `task_prerun` when its body is about to run.
 
 Tools that make spans of these signals need nothing else. Sentry wraps Celery's tracer instead, with
@@ -18,23 +18,33 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable
+from traceback import format_exception_only
 from typing import Any, Final
 
-from celery import states
-from celery.signals import task_postrun, task_prerun
+from celery import Task, states
+from celery.exceptions import SoftTimeLimitExceeded
+from celery.signals import task_failure, task_postrun, task_prerun
 
 from ..app.delivery import KEY
 from ..app.internals import is_celerys_tracer, trace_of_end
+from ..app.results import store_failed
 from ..errors import ConfigError
+from ..protocol.log import get_logger
 from .ends import RUN, EndInfo
 from .life import Life
 from .limits import only_logged
 from .locked import LockedTask
-from .state import Ends
+from .refused import is_refusal
+from .state import Ends, Fails
+
+logger = get_logger()
 
 Tracer = Callable[..., Any]
 #: The attribute of our tracers, and of functions that wrap them, that has their task.
 _OF: Final = "_redislock_of"
+
+#: The task's outcome is stored: what fails from then on is only logged.
+_NOT_TOLD: Final = "redislock: %s has ended, but not all were told"
 
 
 def around(task: LockedTask, inner: Tracer) -> Tracer:
@@ -60,8 +70,13 @@ def around(task: LockedTask, inner: Tracer) -> Tracer:
         def celerys(run: Life) -> Any:
             """Celery's part of the delivery's life."""
             __tracebackhide__ = True
-            if isinstance(run.course, Ends):
-                return _ended(task, run, run.course.error, uuid)
+            course = run.course
+            if isinstance(course, Ends):
+                return _ended(task, run, course.error, uuid)
+            if isinstance(course, Fails) and is_refusal(course.error):
+                failed = None if _is_awaited(task, inner) else _fail(task, run, course.error, uuid)
+                if failed is not None:
+                    return failed
             raw["properties"] = _with_run(raw.get("properties"), run)
             return inner(uuid, args, kwargs, raw)
 
@@ -89,12 +104,52 @@ def _scope() -> contextlib.AbstractContextManager[Any]:
     return scope
 
 
+def _details(task: LockedTask, run: Life, uuid: str) -> dict[str, Any]:
+    """What Celery gives with `task_prerun` and `task_postrun`."""
+    args, kwargs = run.facts.args, run.facts.kwargs
+    return {"sender": task, "task_id": uuid, "task": task, "args": args, "kwargs": kwargs}
+
+
 def _ended(task: LockedTask, run: Life, error: BaseException, uuid: str) -> Any:
     if run.facts is not None and (task_prerun.receivers or task_postrun.receivers):
-        args, kwargs = run.facts.args, run.facts.kwargs
-        details = {"sender": task, "task_id": uuid, "task": task, "args": args, "kwargs": kwargs}
-        told = "redislock: %s has ended, but not all were told"
-        with only_logged(told, run), run.as_current():
+        details = _details(task, run, uuid)
+        with only_logged(_NOT_TOLD, run), run.as_current():
             task_prerun.send(**details)
             task_postrun.send(**details, retval=error, state=states.IGNORED)
     return trace_of_end(EndInfo(error), error, states.IGNORED)
+
+
+def _is_awaited(task: LockedTask, inner: Tracer) -> bool:
+    """Whether the failure must happen in Celery's tracer: a tool such as Sentry wraps it, or the
+    task has a `before_start` of its own, which may fail itself.
+    """
+    has_own_start = type(task).before_start is not Task.before_start
+    return has_own_start or hasattr(inner, "__wrapped__")
+
+
+def _fail(task: LockedTask, run: Life, error: Exception, uuid: str) -> Any:
+    """Fail a refused duplicate as Celery's tracer does, but without the traceback, which would show
+    only this package, and costs the most. None if the backend does not answer: then the duplicate
+    fails in Celery's tracer, which knows what to do about that.
+    """
+    args, kwargs, details = run.facts.args, run.facts.kwargs, _details(task, run, uuid)
+    with run.as_current():
+        task_prerun.send(**details)
+        info = EndInfo(error, "".join(format_exception_only(type(error), error)))
+        try:
+            store_failed(task, run.request, error, info.traceback)
+        except SoftTimeLimitExceeded:
+            raise
+        except Exception as exc:
+            logger.warning("redislock: could not store how %s ended: %r", run, exc)
+            task_postrun.send(**details, retval=exc, state=states.FAILURE)
+            return None
+        with only_logged(_NOT_TOLD, run):
+            task.on_failure(error, uuid, args, kwargs, info)
+            task_failure.send(
+                sender=task, task_id=uuid, exception=error, args=args, kwargs=kwargs,
+                traceback=None, einfo=info,
+            )  # fmt: skip
+            task.after_return(states.FAILURE, error, uuid, args, kwargs, None)
+        task_postrun.send(**details, retval=error, state=states.FAILURE)
+    return trace_of_end(info, error, states.FAILURE)

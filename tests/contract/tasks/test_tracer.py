@@ -296,3 +296,20 @@ def test_an_eager_task_has_its_result_though_its_settling_fails(app, label, faul
     task = define(app)
     break_step(monkeypatch, "settle", fault)
     assert task.apply((label, "return")).get() == "return"
+
+
+def test_a_refusal_that_cannot_be_stored_is_celerys_to_handle(app, client, label, monkeypatch):
+    task = define(app, on_conflict="raise")
+    client.set(task.lock_key_for(label, "return"), '{"token":"somebody"}', px=60_000)
+    stored, mark = [], task.backend.mark_as_failure
+
+    def fails_once(*args: Any, **kwargs: Any) -> Any:
+        stored.append(args)
+        if len(stored) == 1:
+            raise ConnectionError("the backend is away")
+        return mark(*args, **kwargs)
+
+    monkeypatch.setattr(task.backend, "mark_as_failure", fails_once)
+    assert trace(task, label) == "FAILURE"
+    assert len(stored) == 2
+    assert app.AsyncResult(label).state == "FAILURE"
