@@ -14,8 +14,7 @@ from django.template.response import TemplateResponse
 from .. import operations
 from ..app.internals import check_arguments
 from ..errors import LockUnavailable
-from ..ops.survey import Found, read_slots
-from ..ops.web.look import mark
+from ..inspection.locks import Found, read_slots
 from ..protocol.holders import Holder
 from ..protocol.log import get_logger
 from ..tasks.locked import LockedTask
@@ -103,9 +102,8 @@ class LockAdminMixin:
     def _slots(self, task: LockedTask, rows: Any) -> list[tuple[Any, list[Found]]]:
         """Each row with the slots of its lock that somebody holds."""
         keys = [(obj, task.keys_of_call(self.lock_args(obj), {})) for obj in rows]
-        asked = [(key.encode(), each.name) for _, each in keys for key in (each.lock, *each.slots)]
-        found = read_slots(task.app_locks.server, asked)
-        there = {each.key: each for each in found.values()}
+        asked = [(key, each.name) for _, each in keys for key in (each.lock, *each.slots)]
+        there = {each.key: each for each in read_slots(task.app_locks.server, asked)}
         return [
             (obj, [there[key] for key in (each.lock, *each.slots) if key in there])
             for obj, each in keys
@@ -123,7 +121,7 @@ class LockAdminMixin:
             "rows": rows,
             "action_checkbox_name": helpers.ACTION_CHECKBOX_NAME,
             "chosen": ",".join(quote(str(obj.pk)) for obj, _ in slots),
-            "marks": ",".join(filter(None, (mark(each) for _, found in slots for each in found))),
+            "marks": ",".join(filter(None, (each.mark for _, found in slots for each in found))),
         }
         request.current_app = model_admin.admin_site.name
         return TemplateResponse(request, "celery_redislock/break_locks.html", context)
@@ -131,7 +129,7 @@ class LockAdminMixin:
     def _break(self, request: Any, task: LockedTask, slots: list[tuple[Any, list[Found]]]) -> None:
         shown, by = {*request.POST.get("held", "").split(",")}, request.user.get_username()
         for obj, found in slots:
-            chosen = [each for each in found if mark(each) in shown]
+            chosen = [each for each in found if each.mark in shown]
             broken = operations.break_locks(task.app, chosen, by=by) if chosen else []
             for each in broken:
                 who = said_of_slot(each)

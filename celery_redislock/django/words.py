@@ -7,8 +7,8 @@ from datetime import datetime, timezone
 from django.utils import formats
 from django.utils import timezone as django_timezone
 
-from ..ops.states import RUNNING, kept_for, state_of_holder
-from ..ops.survey import Found
+from ..inspection.locks import Found
+from ..inspection.states import RUNNING, kept_for, state_of_holder
 from ..protocol.holders import Holder, one_line
 
 

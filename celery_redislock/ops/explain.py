@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..app.options import LockOptions
+from ..inspection.locks import Found, lock
+from ..inspection.states import AWAITED, NO_LOCK
 from ..protocol.names import NO_HEADERS
 from ..tasks.protect import pattern_of
 from ..tasks.target import keys_of_call, locked_task
 from ..tasks.task import SingletonTask
-from .states import AWAITED, NO_LOCK
-from .survey import Found, one_lock
 from .table import in_units
 
 
@@ -33,7 +33,7 @@ def explain(
     keys = keys_of_call(app, name, args, kwargs, headers)
     call = task.with_headers(headers)
     options = task.lock_options
-    slots = one_lock(task.app_locks, keys.name)
+    slots = lock(app, keys.name)
     return {
         "task": name,
         "key": keys.lock,

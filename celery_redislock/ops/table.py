@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from ..inspection.states import AWAITED, IN_TROUBLE, NO_LOCK
 from ..protocol.canonical import digest, parts_of
-from .states import AWAITED, IN_TROUBLE, NO_LOCK
 from .terminal import (
     Column,
     by_cutting,
@@ -26,8 +26,8 @@ from .terminal import (
 )
 
 if TYPE_CHECKING:
-    from .rooms import Waiting
-    from .survey import Found
+    from ..inspection.locks import Found
+    from ..inspection.rooms import Waiting
 
 #: The orders of a list: the value to sort by, and whether the largest comes first.
 ORDERS: Final[dict[str, tuple[Callable[[Found], Any], bool]]] = {

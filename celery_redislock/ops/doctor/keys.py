@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ...app.brokers import broker_of
 from ...app.neighbours import BESIDE_OTHERS, IN_CACHE, REMEDY, caches_beside, strangers
 from ...protocol.keys import broker_of_sweep, sweep_pattern
-from ...servers.looking import Looking
+from ...servers.looking import sample, scan
 from ..table import count_of
 from .finding import ERROR, OK, WARNING, Finding, some
 from .patient import Patient
@@ -50,7 +50,7 @@ def check_prefix(patient: Patient) -> Iterator[Finding]:
 def _other_brokers(patient: Patient) -> int:
     """How many other brokers the running workers with our prefix have."""
     pattern = sweep_pattern(patient.locks.prefix)
-    pages = Looking(patient.locks.server).scan(pattern)
+    pages = scan(patient.server, pattern)
     return len({broker_of_sweep(key) for page in pages for key in page} - {broker_of(patient.app)})
 
 
@@ -59,7 +59,7 @@ def check_neighbours(patient: Patient) -> Iterator[Finding]:
     if caches_beside(patient.locks):
         return  # `check_caches` says so
     for name, server in patient.locks.server.shards().items():
-        others = strangers(patient.locks, patient.app.conf, Looking(server).sample())
+        others = strangers(patient.locks, patient.app.conf, sample(server))
         if others:
             which = f"lock server {name}".rstrip()
             yield Finding(WARNING, BESIDE_OTHERS % (which, others[0]), REMEDY)

@@ -7,10 +7,10 @@ from typing import Final
 
 from ...app.options import LockOptions
 from ...errors import LockUnavailable
+from ...inspection.why import is_refused
 from ...servers.cluster import Cluster
-from ...servers.looking import Looking
+from ...servers.looking import reach, server_config
 from ...servers.talk import operation_timeout, refuses, said_of
-from ..why import is_refused
 from .finding import ERROR, OK, UNKNOWN, UNTOLD, WARNING, Finding, some
 from .patient import Patient
 
@@ -23,7 +23,7 @@ CLOCKS: Final = 1.0
 def check_server(patient: Patient) -> Iterator[Finding]:
     """Whether the server answers."""
     try:
-        Looking(patient.server).reach()
+        reach(patient.server)
     except LockUnavailable as exc:
         yield unreachable(exc)
         return
@@ -42,7 +42,7 @@ def unreachable(exc: LockUnavailable) -> Finding:
 
 def check_cluster(patient: Patient) -> Iterator[Finding]:
     """Which nodes a Redis Cluster has, and whether each slot has one."""
-    server = patient.locks.server
+    server = patient.server
     if not isinstance(server, Cluster):
         return
     nodes, without = server.topology()
@@ -104,7 +104,7 @@ def check_persistence(patient: Patient) -> Iterator[Finding]:
     """Whether tasks that wait in Redis survive a restart."""
     server = patient.server
     aof = patient.info.get("aof_enabled") == "1"
-    save = Looking(server).server_config("save").get("save")
+    save = server_config(server, "save")
     parking = [task.name for task in patient.tasks if _parks(task.lock_options)]
     if aof or save:
         yield Finding(OK, "appendonly" if aof else f"snapshots, save {save}")
@@ -162,8 +162,7 @@ def _count(replicas: int) -> str:
 
 
 def _replicated(patient: Patient, replicas: int, sentinel: bool) -> Finding:
-    needed = Looking(patient.server).server_config("min-replicas-to-write")
-    serves_alone = needed.get("min-replicas-to-write") == "0"
+    serves_alone = server_config(patient.server, "min-replicas-to-write") == "0"
     what = f"{_count(replicas)}{', by sentinels' if sentinel else ''}"
     if serves_alone:
         what += ", min-replicas-to-write 0"
@@ -193,7 +192,7 @@ def check_round_trip(patient: Patient) -> Iterator[Finding]:
 
 def check_timeouts(patient: Patient) -> Iterator[Finding]:
     """Whether the server closes connections between two extensions."""
-    idle = Looking(patient.server).server_config("timeout").get("timeout")
+    idle = server_config(patient.server, "timeout")
     longest = max((task.lock_options.lock_ttl for task in patient.tasks), default=30.0)
     bound = operation_timeout(patient.shortest_ttl)
     if idle is not None and idle.isdigit() and 0 < int(idle) <= longest / 3:

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from ...errors import LockUnavailable
+from ...inspection.locks import Found, snapshot
+from ...inspection.states import RUNNING
 from ...protocol.holders import one_line
 from ...protocol.keys import name_of
-from ..states import RUNNING
-from ..survey import Found, all_locks
 from .finding import ERROR, OK, UNKNOWN, WARNING, Finding, some
 from .patient import Patient
 
@@ -139,7 +139,7 @@ def _compare(patient: Patient) -> Compared:
         for report in reports
         if report.get("task_id")
     }
-    found = all_locks(patient.locks)
+    found = snapshot(patient.app, patient.server)
     without = [each for each in found if each.state == "without its lock"]
     known = {(each.name, each.holder.task_id) for each in without if each.holder is not None}
     held = {

@@ -4,20 +4,14 @@ whose turn it is in a waiting room.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
-from ...app.entries import CorruptEntry, Entry, NotOurs
-from ...app.settings import app_locks
-from ...protocol.entries import parked_of
-from ...protocol.keys import lock_keys
-from ...protocol.log import get_logger
-from ...servers.looking import Looking
-from ..rooms import NAMED
-from ..survey import Found
+from ..inspection.locks import Found
+from ..inspection.rooms import waiting
+from ..protocol.log import get_logger
 
 logger = get_logger()
 
@@ -60,15 +54,15 @@ def unread(app: Any, found: Sequence[Found], now: float) -> list[Unread]:
     Raises:
         LockUnavailable: the lock server did not answer, or does not allow it.
     """
-    waiting: dict[tuple[str, str, bool], list[float]] = {}
+    sent: dict[tuple[str, str, bool], list[float]] = {}
     for task, queue, is_named, since in (*_kept(app, found), *_in_turn(app, found)):
         if queue is not None and since < now - WAITED:
-            waiting.setdefault((task, queue, is_named), []).append(since)
-    full = set(_without_consumers(app, {queue for _, queue, _ in waiting})) if waiting else set()
+            sent.setdefault((task, queue, is_named), []).append(since)
+    full = set(_without_consumers(app, {queue for _, queue, _ in sent})) if sent else set()
     read = _read(app) if full else set()
     return [
         Unread(task, queue, is_named, len(times), min(times))
-        for (task, queue, is_named), times in sorted(waiting.items())
+        for (task, queue, is_named), times in sorted(sent.items())
         if queue in full - read
     ]
 
@@ -88,15 +82,11 @@ def _kept(app: Any, found: Iterable[Found]) -> Iterator[_Sent]:
 
 def _in_turn(app: Any, found: Iterable[Found]) -> Iterator[_Sent]:
     """The messages that were published from waiting rooms, and that no worker has taken."""
-    locks = app_locks(app)
-    for name in sorted({each.name for each in found if each.untaken})[:ROOMS]:
-        room = Looking(locks.server).room(lock_keys(locks.prefix, name), NAMED)
-        for (_, text), since in zip(room.entries, room.sent, strict=True):
-            if since is not None:
-                with contextlib.suppress(CorruptEntry, NotOurs):
-                    entry = Entry.load(parked_of(text))
-                    queue = entry.content(app)[2].get("queue")
-                    yield entry.task, queue if isinstance(queue, str) else None, True, since
+    names = sorted({each.name for each in found if each.untaken})[:ROOMS]
+    for room in waiting(app, names):
+        for each in room.waiting:
+            if each.published_for is not None and each.queue is not None and each.task is not None:
+                yield each.task, each.queue, True, room.now - each.published_for
 
 
 def _route(app: Any, name: str) -> str | None:

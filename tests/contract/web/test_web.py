@@ -10,12 +10,11 @@ import time
 
 import pytest
 
-from celery_redislock.app.settings import app_locks
-from celery_redislock.ops.survey import all_locks
-from celery_redislock.ops.web import hub, look, serve, stream
-from celery_redislock.ops.web.present import Present
-from celery_redislock.ops.web.queues import unread
+from celery_redislock.inspection.locks import snapshot
 from celery_redislock.protocol import holders
+from celery_redislock.web import hub, look, serve, stream
+from celery_redislock.web.present import Present
+from celery_redislock.web.queues import unread
 from tests.support.looking import end, make_app, take
 from tests.support.site import Site, messages
 from tests.support.waiting import eventually
@@ -40,14 +39,14 @@ def site(app):
 
 def test_a_look_that_takes_its_time_tells_no_lease_again(app, monkeypatch):
     def slowly(*arguments):
-        found = all_locks(*arguments)
+        found = snapshot(*arguments)
         time.sleep(0.5)  # the machine is late
         return found
 
     take(app, "sync", "one")
     present = Present(lambda name: 0)
     present.update(look.look(app))
-    monkeypatch.setattr(look, "all_locks", slowly)
+    monkeypatch.setattr(look, "snapshot", slowly)
     assert present.update(look.look(app)).to_dict() == {}
 
 
@@ -107,7 +106,7 @@ def test_it_listens_for_events_only_while_somebody_watches(redis_server, label, 
 
     def listening():
         new = set(threading.enumerate()) - before
-        return [each for each in new if each.name == "redislock-ear"]
+        return [each for each in new if each.name == "redislock-listener"]
 
     monkeypatch.setattr(hub, "LINGER", 0.1)
     with Site(make_app(redis_server.url, label, broker_url=f"{redis_server.url}/4")) as site:
@@ -130,7 +129,7 @@ def test_a_queue_that_rabbitmq_knows_a_consumer_of_is_read(rabbitmq, redis_serve
     app.tasks["unique"].delay("3")
     with app.connection_for_write() as connection, connection.channel() as channel:
         channel.queue_delete(f"gone-{label}")
-        found = all_locks(app_locks(app))
+        found = snapshot(app)
 
         def told(later=60.0):
             seen = unread(app, found, time.time() + later)

@@ -46,9 +46,9 @@ def web(
 ) -> None:
     """Serve a page that shows the locks, who waits for them, and a timeline, live."""
     try:
-        from .app import Web
-        from .guard import LOCAL
-        from .serve import hosts_of, listen, serve
+        from ...web.app import Web
+        from ...web.guard import LOCAL
+        from ...web.serve import hosts_of, listen, serve
     except ImportError:
         raise problem("web needs a server: pip install 'celery-redislock[web]'") from None
     made = allow_break and not token

@@ -13,15 +13,13 @@ from typing import Any, Final, NamedTuple
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from ...app.settings import app_locks
-from ...protocol.holders import one_line
-from ...protocol.keys import name_of
-from ...protocol.log import get_logger
-from ..orders import break_slot, drop_waiting
-from ..states import RUNNING
-from ..survey import Found, one_lock
+from .. import operations
+from ..inspection.about import About
+from ..inspection.locks import Found, lock
+from ..inspection.states import RUNNING
+from ..protocol.holders import one_line
+from ..protocol.log import get_logger
 from .guard import checked_token, has_token
-from .look import mark
 
 logger = get_logger()
 
@@ -38,7 +36,7 @@ class Order(NamedTuple):
     Attributes:
         name: the lock's name.
         key: the slot's key.
-        holder: the mark of the holder that was shown, see `look.mark`; "" for none.
+        holder: the mark of the holder that was shown, see `Found.mark`; "" for none.
         by: who gives the order.
     """
 
@@ -52,7 +50,7 @@ class Orders:
     """Carries out orders.
 
     Args:
-        app: the Celery app.
+        known: what is known of the app's locks.
         token: the secret that orders need; None for a page that only reads.
         user_of: tells who a request's user is, from its ASGI scope; None: the user says so.
 
@@ -61,9 +59,9 @@ class Orders:
     """
 
     def __init__(
-        self, app: Any, token: str | None, user_of: Callable[[Any], str | None] | None
+        self, known: About, token: str | None, user_of: Callable[[Any], str | None] | None
     ) -> None:
-        self._app = app
+        self._known, self._app = known, known.app
         self._token = None if token is None else checked_token(token)
         self._user_of = user_of
         self._kinds: dict[str, Callable[[Order], dict[str, Any]]] = {
@@ -97,7 +95,7 @@ class Orders:
         if carry_out is None:
             raise HTTPException(404, f"no such order; there are: {', '.join(self._kinds)}")
         needed = ("key",) if carry_out == self._drop else ("key", "holder")
-        order = _read(await _body(request), needed, app_locks(self._app).prefix)
+        order = _read(await _body(request), needed, self._known)
         who = self._user_of(request.scope) if self._user_of is not None else order.by
         who = one_line(str(who or "the page's user"))[:LONGEST_NAME]
         return await asyncio.to_thread(carry_out, order._replace(by=f"{who} at {where}"))
@@ -108,8 +106,8 @@ class Orders:
         Raises:
             HTTPException: it is not.
         """
-        for each in one_lock(app_locks(self._app), order.name):
-            shown = mark(each)
+        for each in lock(self._app, order.name):
+            shown = each.mark
             is_shown = shown is not None and hmac.compare_digest(shown, order.holder)
             if is_shown and each.key == order.key:
                 return each
@@ -117,16 +115,15 @@ class Orders:
 
     def _break(self, order: Order) -> dict[str, Any]:
         shown = self._shown(order)
-        if not break_slot(app_locks(self._app), shown, order.by):
+        if not operations.break_locks(self._app, [shown], by=order.by):
             raise HTTPException(409, "not broken: another run holds it now, or it is free")
         text = "redislock: %s, held by %s, was broken by %s"
         logger.warning(text, shown.key, shown.holder or "nobody yet", order.by)
         return {"broken": [shown.to_dict()]}
 
     def _drop(self, order: Order) -> dict[str, Any]:
-        locks = app_locks(self._app)
-        found = one_lock(locks, order.name, self._app)
-        dropped = sum(drop_waiting(self._app, locks, found[:1]))
+        found = lock(self._app, order.name)
+        dropped = operations.drop_waiting(self._app, found[:1])
         text = "redislock: %d tasks that waited for %s were dropped by %s"
         logger.warning(text, dropped, order.key, order.by)
         return {"dropped": dropped}
@@ -160,7 +157,7 @@ async def _body(request: Request) -> Any:
         return None
 
 
-def _read(given: Any, needed: tuple[str, ...], prefix: str) -> Order:
+def _read(given: Any, needed: tuple[str, ...], known: About) -> Order:
     """The order in the body of a request.
 
     Raises:
@@ -172,7 +169,7 @@ def _read(given: Any, needed: tuple[str, ...], prefix: str) -> Order:
     if not are_texts or not given.keys() >= {*needed} or not fields["holder"].isascii():
         wanted = '{"key": "...", "holder": "...", "by": "..."}'
         raise HTTPException(400, f"the body must be {wanted}: key and holder as in /api/lock")
-    name = name_of(prefix, fields["key"])
+    name = known.name_of(fields["key"])
     if name is None:
         raise HTTPException(404, "this is not the key of a lock")
     return Order(name, **fields)

@@ -6,11 +6,11 @@ import dataclasses
 
 import pytest
 
-from celery_redislock.ops.survey import Found
-from celery_redislock.ops.web.look import Seen
-from celery_redislock.ops.web.past import Past
+from celery_redislock.inspection.locks import Found
 from celery_redislock.protocol.holders import Holder
-from tests.unit.ops.web.test_past import T0, event, found, kept, key_of
+from celery_redislock.web.look import Seen
+from celery_redislock.web.past import Past
+from tests.unit.web.test_past import T0, event, found, kept, key_of
 
 #: Seconds for which nobody looks.
 LONG = 300

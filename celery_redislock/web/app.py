@@ -18,16 +18,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ...app.internals import real_app
-from ...app.settings import app_locks
-from ...errors import ConfigError, LockUnavailable
-from ...protocol.keys import name_of
-from ..table import in_order
-from ..why import why
+from ..errors import ConfigError, LockUnavailable
+from ..inspection.about import about
+from ..inspection.why import why
+from .actions import Orders
 from .guard import Guard
 from .hub import Hub, TooManyViewers
 from .look import look_far_back
-from .orders import Orders
 from .stream import Stream
 
 #: The page's files, and their media types.
@@ -77,13 +74,11 @@ class Web:
         every: float,
         user_of: Callable[[Any], str | None] | None = None,
     ) -> None:
-        self._app = app = real_app(app)
-        app.finalize()
-        app_locks(app).require_address()
+        self._known = about(app)
         if not every > 0:
             raise ConfigError(f"every={every!r} is not accepted; it must be seconds above 0")
-        self._orders = Orders(app, token, user_of)
-        self._hub = Hub(app, every, self._orders.about)
+        self._orders = Orders(self._known, token, user_of)
+        self._hub = Hub(self._known, every, self._orders.about)
         small = [Middleware(GZipMiddleware, minimum_size=COMPRESSED)]
         routes = [
             Route("/", self._page, middleware=small),
@@ -110,21 +105,21 @@ class Web:
         return _read("index.html", "text/html")
 
     async def _locks(self, request: Request) -> Response:
-        found = in_order(await self._hub.found(), "held")
+        found = sorted(await self._hub.found(), key=lambda each: -(each.held_for or 0.0))
         return Plain([each.to_dict() for each in found])
 
     async def _lock(self, request: Request) -> Response:
         return Plain(await self._hub.detail(self._name(request)))
 
     async def _history(self, request: Request) -> Response:
-        runs = await asyncio.to_thread(look_far_back, self._app, self._name(request))
+        runs = await asyncio.to_thread(look_far_back, self._known.app, self._name(request))
         return Plain([run.to_dict() for run in runs])
 
     def _name(self, request: Request) -> str:
         """The name of the lock that is asked for."""
         key, name = (request.query_params.get(what) for what in ("key", "name"))
         if key is not None:
-            name = name_of(self._hub.locks.prefix, key)
+            name = self._known.name_of(key)
         if name is None:
             raise HTTPException(400, "which lock? give key=..., or name=...")
         return name

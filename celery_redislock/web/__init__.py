@@ -14,9 +14,9 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
-from .errors import ConfigError
-from .ops.web.app import Web
-from .ops.web.guard import LOCAL
+from ..errors import ConfigError
+from .app import Web
+from .guard import LOCAL
 
 __all__ = ["asgi_app"]
 

@@ -10,14 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from ...app import outcomes
-from ...lock.held import BROKEN
-from ...protocol.keys import name_of
-from ...protocol.past import SUCCEEDED
-from ..hear import EVENTS
-from ..history import PastRun
-from ..states import KEPT, RUNNING, State
-from ..survey import Found
+from ..inspection.history import PastRun
+from ..inspection.listener import EVENTS, TURNED_AWAY, Told, told
+from ..inspection.locks import Found
+from ..inspection.states import KEPT, RUNNING, State
 from . import waits
 from .items import UNSEEN, Item, Items, lasts
 from .look import Seen
@@ -43,8 +39,7 @@ ENDS: Final = {
 }
 #: The states in which a body runs.
 RUNS: Final[tuple[State, ...]] = (*RUNNING, "without its lock")
-#: Our events of duplicates that are turned away, and all those after which a task waits no more.
-TURNED_AWAY: Final = frozenset(each.event for each in outcomes.TURNED_AWAY)
+#: What our events tell after which a task waits no more.
 ENDED: Final = TURNED_AWAY | {"replaced", "revoked"}
 
 
@@ -201,7 +196,7 @@ class Past:
             ended = run.ended or item.get("ended", run.began)
             self.tally.keep(run.name, run.fence, ended, run.turned_away, run.how == LOST)
             known = {"ended": ended, "how": run.how, "turned_away": run.turned_away or None}
-            if self._items.update(item, known) and run.how == SUCCEEDED and run.task:
+            if self._items.update(item, known) and run.how == "succeeded" and run.task:
                 self.usual.add(run.task, ended - run.began)
 
     def _known(self, run: PastRun) -> Item | None:
@@ -226,25 +221,17 @@ class Past:
             # A look may have seen the end already; how the run ended is set once.
             if item is not None and item.get("how", UNSEEN) == UNSEEN:
                 self._items.close(item, now, ENDS[kind])
-        elif kind.startswith(EVENTS):
-            name = name_of(self._prefix, str(event.get("redislock_key", "")))
-            if name is not None:
-                self._hear_ours(kind.removeprefix(EVENTS), name, task_id, event, now)
+        elif (ours := told(self._prefix, event)) is not None:
+            self._hear_ours(ours, now)
 
-    def _hear_ours(
-        self, what: str, name: str, task_id: str, event: dict[str, Any], now: float
-    ) -> None:
-        about = {to: event[of] for to, of in _OF_EVENT.items() if event.get(of) is not None}
-        about["task_id"] = task_id
+    def _hear_ours(self, ours: Told, now: float) -> None:
+        what, name, task_id, about = ours
+        countdown = about.pop("countdown", None)
         if what == "acquired":
             self._waits.end(name, task_id, now)
             return
-        reason = str(about.get("reason", ""))
-        if what == LOST and reason.startswith(BROKEN):
-            what, about["by_whom"] = "broken", reason.removeprefix(BROKEN).removeprefix(": ")
         self._mark(name, what, now, about)
         if what in waits.BEGINS:
-            countdown = event.get("redislock_countdown")
             if what == "deferred" and isinstance(countdown, int | float):
                 about["back_at"] = now + countdown
             self._waits.begin(name, now, what, about)
@@ -294,13 +281,3 @@ _WHO: Final = ("kind", "fence", "task_id", "attempt")
 _OF_RUN: Final = frozenset(
     {"key", "task", "task_id", "attempt", "node", "pid", "fence", "label", "state", "args"}
 )
-#: The fields of a mark, and their names in the event.
-_OF_EVENT: Final = {
-    "task": "redislock_task",
-    "attempt": "redislock_attempt",
-    "outcome": "redislock_outcome",
-    "by": "redislock_holder_task_id",
-    "reason": "redislock_reason",
-    "node": "hostname",
-    "label": "redislock_label",
-}

@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import click
 
+from ...inspection.states import AWAITED
 from ...protocol.holders import one_line
 from ..command import (
     Naming,
     print_json,
     problem,
+    those_that_answer,
     with_app,
     with_filters,
     with_json,
     with_lock_or_filters,
 )
-from ..states import AWAITED
 from ..table import count_of, locks_table, show_lines
 from ..terminal import paragraph
 
 if TYPE_CHECKING:
     from ...errors import LockUnavailable
-    from ..survey import Found
+    from ...inspection.locks import Found
+    from ...servers.server import Server
 
+#: A task, a node, and an age in seconds.
+_Filters: TypeAlias = "tuple[str | None, str | None, float]"
 #: How many locks a preview shows.
 PREVIEW: Final = 20
 
@@ -62,25 +67,28 @@ def break_(
 
     It takes only the locks that it showed. A run that acquires one in the meantime keeps it.
     """
-    found, nobody = _to_break(app, naming, (task, node, older), all_)
-    if not drop_waiting:
-        found = [each for each in found if each.state not in (*AWAITED, "without its lock")]
-    held = [each for each in found if each.token is not None]
-    if not held and not (drop_waiting and any(each.waiting for each in found)):
-        raise problem(f"no such lock: {nobody}")
-    if not force:
-        dropping = ", and drop the tasks that waited" if drop_waiting else ""
-        _confirm(found, f"Break {count_of(held)}{dropping}?")
-    done = _carry_out(app, held, found if drop_waiting else (), None if as_json else _tell_broken)
-    if as_json:
-        broken = [each.to_dict() for each in done.broken]
-        print_json({"broken": broken, "dropped": done.dropped, **done.failed()})
-    elif drop_waiting and (done.dropped or done.trouble is None):
-        click.echo(f"dropped {done.dropped} that waited")
-    elif waiting := sum({each.name: each.waiting for each in done.broken}.values()):
-        click.echo(f"{waiting} still waiting: the next one is published")
-    if done.trouble is not None:
-        raise done.trouble
+    filters = (task, node, older)
+    with _where(app, naming, filters, all_) as server:
+        found, nobody = _to_break(app, naming, filters, server)
+        if not drop_waiting:
+            found = [each for each in found if each.state not in (*AWAITED, "without its lock")]
+        held = [each for each in found if each.token is not None]
+        if not held and not (drop_waiting and any(each.waiting for each in found)):
+            raise problem(f"no such lock: {nobody}")
+        if not force:
+            dropping = ", and drop the tasks that waited" if drop_waiting else ""
+            _confirm(found, f"Break {count_of(held)}{dropping}?")
+        tell = None if as_json else _tell_broken
+        done = _carry_out(app, held, found if drop_waiting else (), tell)
+        if as_json:
+            broken = [each.to_dict() for each in done.broken]
+            print_json({"broken": broken, "dropped": done.dropped, **done.failed()})
+        elif drop_waiting and (done.dropped or done.trouble is None):
+            click.echo(f"dropped {done.dropped} that waited")
+        elif waiting := sum({each.name: each.waiting for each in done.broken}.values()):
+            click.echo(f"{waiting} still waiting: the next one is published")
+        if done.trouble is not None:
+            raise done.trouble
     if len(done.broken) < len(held):
         raise click.exceptions.Exit(1)
 
@@ -95,7 +103,7 @@ class _Done:
 
     def failed(self) -> dict[str, str]:
         """The error for programs, if there is one."""
-        from ..why import why
+        from ...inspection.why import why
 
         return {} if self.trouble is None else {"error": why(self.trouble)}
 
@@ -109,46 +117,56 @@ def _carry_out(
     """Break the locks in `held`, and drop the tasks that wait for those in `dropping`. If the
     server goes away meanwhile, the result has what was done until then.
     """
+    from ... import operations
     from ...app.settings import app_locks
     from ...errors import LockUnavailable
-    from ...ops import orders
 
     locks, done = app_locks(app), _Done()
     try:
         for each in held:
-            is_broken = orders.break_slot(locks, each)
+            is_broken = operations.break_slot(locks, each)
             done.broken += [each] if is_broken else []
             if tell is not None:
                 tell(each, is_broken)
-        for count in orders.drop_waiting(app, locks, dropping):
+        for count in operations.drop_each(app, locks, dropping):
             done.dropped += count
     except LockUnavailable as exc:
         done.trouble = exc
     return done
 
 
+@contextlib.contextmanager
+def _where(app: Any, naming: Naming, filters: _Filters, all_: bool) -> Iterator[Server | None]:
+    """If the user means all locks with something in common: the server, but for those of its nodes
+    that do not answer. None if the user means one lock.
+    """
+    if not _many(naming, filters, all_):
+        yield None
+        return
+    with those_that_answer(app, "broken or dropped") as server:
+        yield server
+
+
 def _to_break(
-    app: Any, naming: Naming, filters: tuple[str | None, str | None, float], all_: bool
+    app: Any, naming: Naming, filters: _Filters, server: Server | None
 ) -> tuple[list[Found], str]:
     """The locks that the user means, and the error text for when nobody holds them."""
-    from ...app.settings import app_locks
-    from ...ops import orders
-    from ..pick import chosen, nothing_called, require_task
-    from ..survey import all_locks, meant_by
+    from ...inspection.locks import chosen, snapshot
+    from ...operations import to_break
+    from ..pick import meant_by, nothing_called, require_task
 
-    locks = app_locks(app)
-    if not _many(naming, filters, all_):
+    if server is None:
         meant = naming.locate(app)
-        found = meant_by(locks, meant, app)
+        found = meant_by(app, meant)
         if any(each.state == "foreign" for each in found):
             raise problem(f"{found[0].key} is not a lock of ours: delete it with redis-cli")
         if not found and naming.is_name_of(meant):
             raise nothing_called(app, naming.text)
         return found, f"nobody holds {meant.key}"
     task, node, older = filters
-    every = all_locks(locks, app)
+    every = snapshot(app, server)
     require_task(app, naming.target or task, chosen(every, naming.target or task))
-    found = orders.to_break(every, naming.target or task, node, older)
+    found = to_break(every, naming.target or task, node, older)
     return found, f"{one_line(naming.target)} holds no lock" if naming.target else "none matches"
 
 
@@ -202,18 +220,20 @@ def drop_waiting(
 
     The holders keep their locks. What waits in a pool slot is not dropped: revoke it.
     """
-    found, _ = _to_break(app, naming, (task, None, 0.0), all_)
-    found = [each for each in found if each.waiting]
-    if not found:
-        raise problem("no task waits there")
-    if not force:
-        where = count_of({each.name for each in found})
-        _confirm(found, f"Drop the tasks that waited for {where}?")
-    done = _carry_out(app, (), found)
-    if as_json:
-        shown = [each.to_dict() for each in found]
-        print_json({"dropped": done.dropped, "locks": shown, **done.failed()})
-    elif done.dropped or done.trouble is None:
-        click.echo(f"dropped {done.dropped} that waited")
-    if done.trouble is not None:
-        raise done.trouble
+    filters = (task, None, 0.0)
+    with _where(app, naming, filters, all_) as server:
+        found, _ = _to_break(app, naming, filters, server)
+        found = [each for each in found if each.waiting]
+        if not found:
+            raise problem("no task waits there")
+        if not force:
+            where = count_of({each.name for each in found})
+            _confirm(found, f"Drop the tasks that waited for {where}?")
+        done = _carry_out(app, (), found)
+        if as_json:
+            shown = [each.to_dict() for each in found]
+            print_json({"dropped": done.dropped, "locks": shown, **done.failed()})
+        elif done.dropped or done.trouble is None:
+            click.echo(f"dropped {done.dropped} that waited")
+        if done.trouble is not None:
+            raise done.trouble

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
 
 if TYPE_CHECKING:
     from ..protocol.holders import Holder
-    from ..servers.turns import Turn
 
 #: held: a run holds it. silent: a run holds it, and has not extended it when it should have.
 #: without its lock: no lock, but a body that runs on after it lost its lock. kept: no run holds it,
@@ -84,9 +83,9 @@ def kept_for(holder: Holder | None) -> KeptFor | None:
     return "a pause" if holder.cooling_down else None
 
 
-def state_of_turn(turn: Turn) -> State:
-    """The state of a lock that nobody has, and for which tasks wait."""
-    if turn.quiet_in is not None:
+def awaited_state(wait_for_quiet: bool, untaken: int, overdue: float) -> State:
+    """The state of a lock that nobody has, and for which tasks wait: see `rooms.Room`."""
+    if wait_for_quiet:
         return "waits for quiet"
     # If nobody looks after the room, nobody offers the tasks to workers that could take them.
-    return "not taken" if turn.untaken and turn.overdue < NOBODY_LOOKS else "free"
+    return "not taken" if untaken and overdue < NOBODY_LOOKS else "free"

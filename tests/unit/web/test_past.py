@@ -6,16 +6,16 @@ import dataclasses
 
 import pytest
 
-from celery_redislock.ops.history import PastRun
-from celery_redislock.ops.survey import Found
-from celery_redislock.ops.web.items import MOST
-from celery_redislock.ops.web.look import Seen
-from celery_redislock.ops.web.past import Past
-from celery_redislock.ops.web.present import Present
-from celery_redislock.ops.web.tally import WINDOW
-from celery_redislock.ops.web.waits import FOLLOWED
+from celery_redislock.inspection.history import PastRun
+from celery_redislock.inspection.locks import Found
 from celery_redislock.protocol.holders import Holder
 from celery_redislock.protocol.keys import lock_keys
+from celery_redislock.web.items import MOST
+from celery_redislock.web.look import Seen
+from celery_redislock.web.past import Past
+from celery_redislock.web.present import Present
+from celery_redislock.web.tally import WINDOW
+from celery_redislock.web.waits import FOLLOWED
 
 T0 = 1_000_000.0
 

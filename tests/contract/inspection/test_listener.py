@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from celery_redislock.ops import hear
-from celery_redislock.ops.hear import Ear
+from celery_redislock.inspection import listener as listening_to
+from celery_redislock.inspection.listener import Listener
 from celery_redislock.ops.watch import Rates
 from tests.support.looking import make_app
 from tests.support.servers import Proxy
@@ -22,7 +22,7 @@ def app_at(broker_url, label):
 
 
 def listening():
-    return [each for each in threading.enumerate() if each.name == "redislock-ear"]
+    return [each for each in threading.enumerate() if each.name == "redislock-listener"]
 
 
 @pytest.fixture(params=["redis_server", "rabbitmq"])
@@ -41,12 +41,12 @@ def types():
 
 
 @pytest.fixture
-def ear(broker, label, types, monkeypatch):
-    monkeypatch.setattr(hear, "AGAIN", 0.1)
+def listener(broker, label, types, monkeypatch):
+    monkeypatch.setattr(listening_to, "AGAIN", 0.1)
     app = app_at(broker.in_front_of(broker.server_url), label)
-    ear = Ear(app, lambda event: types.append(event["type"]))
-    yield ear
-    ear.close()
+    listener = Listener(app, lambda event: types.append(event["type"]))
+    yield listener
+    listener.close()
     eventually(lambda: not listening(), "it has ended")
 
 
@@ -76,19 +76,19 @@ def hears(broker, label, types):
 
 
 def test_a_broker_that_is_away_is_said_and_forgotten_once_it_is_back(
-    broker, cut_off, ear, hears, caplog
+    broker, cut_off, listener, hears, caplog
 ):
     caplog.set_level(logging.WARNING)
     away = "no events: OperationalError: "
-    eventually(lambda: ear.trouble.startswith(away), "it is away at the start")
+    eventually(lambda: listener.trouble.startswith(away), "it is away at the start")
     broker.reconnect()
-    eventually(lambda: not ear.trouble, "it is back, without any event")
-    assert not ear.any
+    eventually(lambda: not listener.trouble, "it is back, without any event")
+    assert not listener.any
     assert hears("task-lock-skipped")
     broker.cut_off()
-    eventually(lambda: ear.trouble, "it went away")
+    eventually(lambda: listener.trouble, "it went away")
     broker.reconnect()
-    eventually(lambda: not ear.trouble, "it is back again")
+    eventually(lambda: not listener.trouble, "it is back again")
     assert hears("task-lock-lost")
     assert caplog.messages == [], "or they would be written over the table of `watch`"
 
@@ -96,37 +96,37 @@ def test_a_broker_that_is_away_is_said_and_forgotten_once_it_is_back(
 def test_a_broker_that_never_answers_is_said(broker, label):
     broker.to_client.block()
     with contextlib.closing(
-        Ear(app_at(broker.in_front_of(broker.server_url), label), print)
-    ) as ear:
-        never(lambda: not ear.trouble, "it is taken for connected", 1.5)
+        Listener(app_at(broker.in_front_of(broker.server_url), label), print)
+    ) as listener:
+        never(lambda: not listener.trouble, "it is taken for connected", 1.5)
         broker.to_client.unblock()
-        eventually(lambda: not ear.trouble, "it answers")
+        eventually(lambda: not listener.trouble, "it answers")
     eventually(lambda: not listening(), "it has ended")
 
 
-def test_only_what_workers_tell_of_tasks_shows_that_they_send_events(ear, hears):
+def test_only_what_workers_tell_of_tasks_shows_that_they_send_events(listener, hears):
     for kind in ("worker-heartbeat", "task-sent"):
         assert hears(kind)
-    assert not ear.any
+    assert not listener.any
     assert hears("task-started")
-    assert ear.any
+    assert listener.any
 
 
 @pytest.mark.parametrize("broker_is", ["there", "away"])
-def test_it_ends_soon_after_it_was_closed(broker, ear, broker_is):
+def test_it_ends_soon_after_it_was_closed(broker, listener, broker_is):
     if broker_is == "away":
         broker.cut_off()
-        eventually(lambda: "OperationalError" in ear.trouble, "it is away")
+        eventually(lambda: "OperationalError" in listener.trouble, "it is away")
     else:
-        eventually(lambda: not ear.trouble, "it listens")
+        eventually(lambda: not listener.trouble, "it listens")
     assert listening()
-    ear.close()
+    listener.close()
     eventually(lambda: not listening(), "it ends")
 
 
 def test_the_live_table_counts_conflicts_and_lost_locks(label):
     rates = Rates(make_app("redis://localhost", label))
-    with contextlib.closing(rates.ear):
+    with contextlib.closing(rates.listener):
         for kind in ("skipped", "deferred", "acquired", "recovered", "revoked", "lost"):
             rates._count({"type": f"task-lock-{kind}"})
         rates._count({"type": "task-sent"})

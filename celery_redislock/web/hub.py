@@ -14,17 +14,15 @@ import json
 import time
 from typing import Any, Final
 
-from ...app.settings import AppLocks, app_locks
-from ...errors import LockUnavailable
-from ...protocol.canonical import digest
-from ...protocol.holders import one_line
-from ...protocol.log import get_logger
-from ...tasks.task import locked_tasks
-from ..hear import Ear
-from ..survey import Found
-from ..why import why
+from ..errors import LockUnavailable
+from ..inspection.about import About
+from ..inspection.listener import TURNED_AWAY, Listener
+from ..inspection.locks import Found
+from ..inspection.why import why
+from ..protocol.holders import one_line
+from ..protocol.log import get_logger
 from .look import Seen, look, look_at, look_back
-from .past import TURNED_AWAY, Past
+from .past import Past
 from .present import Present
 from .queues import unread
 from .tally import WINDOW
@@ -77,18 +75,17 @@ class Hub:
     """Keeps what all viewers see, and sends it to them.
 
     Args:
-        app: the Celery app, with its tasks loaded.
+        known: what is known of the app's locks.
         every: seconds between two looks.
         orders: what the page must know of orders.
     """
 
-    def __init__(self, app: Any, every: float, orders: dict[str, Any]) -> None:
-        self.locks: AppLocks = app_locks(app)
-        self._app = app
+    def __init__(self, known: About, every: float, orders: dict[str, Any]) -> None:
+        self._known, self._app = known, known.app
         self._every = every
-        self._about = {"every": every, **orders, **_about(app)}
+        self._about = {"every": every, **orders, **_about(known)}
         self._viewers: set[Viewer] = set()
-        self._past = Past(self.locks.prefix)
+        self._past = Past(known.prefix)
         self._present = Present(self._past.tally.away)
         #: The queues that nobody reads, as `queues.Unread` has them.
         self._unread: list[dict[str, Any]] = []
@@ -109,7 +106,7 @@ class Hub:
         self._trouble = ""
         self._looking = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
-        self._ear: Ear | None = None
+        self._listener: Listener | None = None
         self._deafening: asyncio.TimerHandle | None = None
         self._gathering: asyncio.TimerHandle | None = None
         self._details: dict[str, tuple[float, dict[str, Any]]] = {}
@@ -129,9 +126,9 @@ class Hub:
         if self._deafening is not None:
             self._deafening.cancel()
             self._deafening = None
-        if self._ear is None:
+        if self._listener is None:
             loop = asyncio.get_running_loop()
-            self._ear = Ear(self._app, functools.partial(self._hand_over, loop))
+            self._listener = Listener(self._app, functools.partial(self._hand_over, loop))
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run())
         elif self._seen is not None or self._trouble:
@@ -140,7 +137,7 @@ class Hub:
 
     def leave(self, viewer: Viewer) -> None:
         self._viewers.discard(viewer)
-        if not self._viewers and self._ear is not None and self._deafening is None:
+        if not self._viewers and self._listener is not None and self._deafening is None:
             loop = asyncio.get_running_loop()
             self._deafening = loop.call_later(LINGER, self._deafen)
 
@@ -154,9 +151,9 @@ class Hub:
 
     def _deafen(self) -> None:
         self._deafening = None
-        if self._ear is not None:
-            self._ear.close()
-            self._ear = None
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
 
     # -- looking ------------------------------------------------------------------------------
 
@@ -227,7 +224,7 @@ class Hub:
         try:
             self._past.remember(await asyncio.to_thread(look_back, self._app, since))
             self._known_to = now
-            self._forgetful = "" if self.locks.history else "no history: redislock_history is 0"
+            self._forgetful = "" if self._known.history else "no history: redislock_history is 0"
         except LockUnavailable as exc:
             self._forgetful = one_line(f"no history: {exc.reason}")
             logger.debug("redislock: %s", self._forgetful)
@@ -310,13 +307,15 @@ class Hub:
         viewer.put(_dump(message))
 
     def _state(self) -> dict[str, Any]:
-        ear = self._ear
-        events = {"any": ear.any, "trouble": ear.trouble} if ear else {"any": False, "trouble": ""}
+        heard = self._listener
         now = round(time.time() + self._ahead, 3)
         return {
             "now": now,
             "as_of": None if self._seen is None else self._seen.now,
-            "events": events,
+            "events": {
+                "any": heard is not None and heard.any,
+                "trouble": "" if heard is None else heard.trouble,
+            },
             "forgetful": self._forgetful,
         }
 
@@ -325,16 +324,13 @@ def _dump(message: dict[str, Any]) -> str:
     return json.dumps(message, separators=(",", ":"))
 
 
-def _about(app: Any) -> dict[str, Any]:
+def _about(known: About) -> dict[str, Any]:
     """What the page says of the app, and must know of its tasks."""
-    options = {task.name: task.lock_options for task in locked_tasks(app)}
-    warn_after = {name: each.lock_warn_after for name, each in options.items()}
-    limits = {name: each.lock_limit for name, each in options.items()}
     return {
-        "app": one_line(str(app.main or "")),
-        "server": app_locks(app).describe_server(),
-        "no_arguments": digest({}),
+        "app": known.name,
+        "server": known.server,
+        "no_arguments": known.no_arguments,
         "turned_away": sorted(TURNED_AWAY),
-        "warn_after": {name: seconds for name, seconds in warn_after.items() if seconds},
-        "limits": {name: limit for name, limit in limits.items() if limit > 1},
+        "warn_after": known.warn_after,
+        "limits": known.limits,
     }

@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from ..survey import Found
-from .look import Seen, mark
+from ..inspection.locks import Found
+from .look import Seen
 
 Row = dict[str, Any]
 
@@ -67,7 +67,7 @@ class Present:
         row: Row = {**plain, "id": old["id"] if old else next(self._ids)}
         away = self._away_of(slot.name)
         more = {
-            "holder": mark(slot),
+            "holder": slot.mark,
             "next": _next(slot, seen, old),
             "away": away,
             "due_at": slot.due_at,

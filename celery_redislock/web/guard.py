@@ -15,7 +15,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ...errors import ConfigError
+from ..errors import ConfigError
 
 #: The hosts at which the page answers by default.
 LOCAL: Final = ("localhost", "127.0.0.1", "[::1]")
