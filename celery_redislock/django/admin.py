@@ -15,11 +15,10 @@ from .. import operations
 from ..app.internals import check_arguments
 from ..errors import LockUnavailable
 from ..inspection.locks import Found, read_slots
-from ..protocol.holders import Holder
 from ..protocol.log import get_logger
 from ..tasks.locked import LockedTask
 from .project import NoLock, is_celery_command, locked_task
-from .words import said, said_of_slot
+from .words import said
 
 logger = get_logger()
 
@@ -111,7 +110,7 @@ class LockAdminMixin:
 
     def _confirmation(self, request: Any, slots: list[tuple[Any, list[Found]]]) -> TemplateResponse:
         model_admin: Any = self
-        rows = [(obj, [said_of_slot(each) for each in found]) for obj, found in slots]
+        rows = [(obj, [said(each) for each in found]) for obj, found in slots]
         context = {
             **model_admin.admin_site.each_context(request),
             "title": "Take the lock away",
@@ -132,7 +131,7 @@ class LockAdminMixin:
             chosen = [each for each in found if each.mark in shown]
             broken = operations.break_locks(task.app, chosen, by=by) if chosen else []
             for each in broken:
-                who = said_of_slot(each)
+                who = said(each)
                 logger.warning(
                     "redislock: %s, held by %s, was broken by %s",
                     each.key, each.holder or "nobody yet", by,
@@ -178,23 +177,22 @@ class _Rows:
         self._objects = list(objects)
 
     @cached_property
-    def _holders(self) -> dict[Any, Holder | None] | str:
-        """By primary key; or why they are not known."""
+    def _found(self) -> dict[Any, Found | None] | str:
+        """Who has each row's lock, by primary key; or why that is not known."""
         try:
             task = locked_task(self._admin.lock_task)
-            calls = [(task, self._admin.lock_args(obj)) for obj in self._objects]
-            found = operations.holders(task.app, calls)
+            slots = self._admin._slots(task, self._objects)
         except LockUnavailable as exc:
             logger.warning("redislock: the admin cannot show who holds locks: %s", exc.reason)
             return "the lock server does not answer"
         except (TypeError, ValueError) as exc:  # the task's key does not fit `lock_args`
             logger.error("redislock: the admin cannot show who holds locks: %s", exc)
             return str(exc)
-        return dict(zip((obj.pk for obj in self._objects), found, strict=True))
+        return {obj.pk: next(iter(found), None) for obj, found in slots}
 
     def told(self, obj: Any) -> str:
-        known = self._holders
+        known = self._found
         if isinstance(known, str):
             return f"unknown: {known}"
-        holder = known.get(obj.pk)
-        return "-" if holder is None else said(holder)
+        found = known.get(obj.pk)
+        return "-" if found is None else said(found)

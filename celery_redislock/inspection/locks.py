@@ -85,6 +85,14 @@ class Found:
         return self.holder.task or "RedisLock"
 
     @property
+    def in_words(self) -> str:
+        """The state, and what it is kept for or told."""
+        if self.kept_for is not None:
+            return f"kept for {self.kept_for}"
+        is_replaced = self.holder is not None and self.holder.replaced_by is not None
+        return f"{self.state}, replaced" if is_replaced else self.state
+
+    @property
     def is_lock(self) -> bool:
         """Whether this is a lock: held, kept or waited for."""
         return self.state not in NO_LOCK

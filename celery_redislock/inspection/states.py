@@ -1,21 +1,14 @@
-"""The states of a lock, and of a run without one: the words that commands, page, metrics and admin
-have in common. Only this module decides in which state a lock is.
+"""The states of a lock, and of a run without one: the words that commands, page, `doctor`, metrics,
+alerts and admin have in common. Only this module decides in which state a lock is.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from ..protocol.holders import Holder
 
-#: held: a run holds it. silent: a run holds it, and has not extended it when it should have.
-#: without its lock: no lock, but a body that runs on after it lost its lock. kept: no run holds it,
-#: but it is kept, see `KeptFor`. queued: kept for a message in the queue. waits for quiet: nobody
-#: holds it, and the calls that wait for it do so until no newer call comes (`Debounce`). not taken:
-#: nobody holds it, and no worker takes the tasks that wait for it, though they are offered. free:
-#: nobody holds it, tasks wait for it, and it is to be handed over. broken: an operator broke it and
-#: nobody has taken it since. foreign: a value that is not a lock of ours blocks its key.
 State: TypeAlias = Literal[
     "held",
     "silent",
@@ -28,7 +21,19 @@ State: TypeAlias = Literal[
     "broken",
     "foreign",
 ]
-STATES: Final[tuple[State, ...]] = get_args(State)
+#: What each state means, as the page says it.
+STATES: Final[dict[State, str]] = {
+    "held": "a run holds it",
+    "silent": "a run holds it, and has not extended it when it should have",
+    "without its lock": "no lock, but a body that runs on after it lost its lock",
+    "kept": "no run holds it; it is kept for a retry, a pause, or a task that was woken",
+    "queued": "it is kept for a message in the queue",
+    "waits for quiet": "nobody holds it; the calls that wait do so until no newer call comes",
+    "not taken": "nobody holds it, and no worker takes the tasks that wait for it",
+    "free": "nobody holds it, and the first task that waits is about to get it",
+    "broken": "an operator broke it, and nobody has taken it since",
+    "foreign": "a value that is not a lock of ours blocks its key",
+}
 #: For what a lock is kept: the next attempt of its task, the rest of `lock_min_hold`, or a waiter
 #: that was woken.
 KeptFor: TypeAlias = Literal["its retry", "a pause", "a waiter"]
@@ -41,6 +46,8 @@ KEPT: Final[tuple[State, ...]] = ("kept", "queued")
 AWAITED: Final[tuple[State, ...]] = ("waits for quiet", "not taken", "free")
 #: There is no lock: it was broken, or its run goes on without it.
 NO_LOCK: Final[tuple[State, ...]] = ("broken", "without its lock")
+#: A body runs, with its lock or without.
+GOING_ON: Final[tuple[State, ...]] = (*RUNNING, "without its lock")
 #: The states that somebody should look at.
 IN_TROUBLE: Final[tuple[State, ...]] = ("silent", "without its lock", "not taken", "foreign")
 

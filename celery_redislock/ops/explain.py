@@ -103,6 +103,8 @@ def _now(task: SingletonTask, slots: Sequence[Found]) -> str:
     if quiet is not None:
         how = what if options.on_conflict.admits else "it would run"
         return f"nobody holds the lock; the last call waits for quiet, {in_units(quiet)}: {how}"
+    if any(each.state == "not taken" for each in slots):
+        return f"nobody holds the lock, and no worker takes what waits for it ({waiting}): {what}"
     if len(taken) < options.lock_limit:
         return f"the lock is free, but others wait before it ({waiting}): {what}"
     return f"{_who(taken)}: {what}"

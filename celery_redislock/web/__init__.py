@@ -34,14 +34,14 @@ def asgi_app(
 
     Args:
         app: the Celery app, with its tasks.
-        allow_break: whether the page takes orders, with the token: to break a lock, to drop the
-            tasks that wait for it, to end its run.
+        allow_break: whether users who have the token may break a lock, drop the tasks that wait
+            for it, and end its run.
         token: the secret for that, at least 16 characters; sent as `Authorization: Bearer`.
         allowed_hosts: the host names at which browsers reach the page, without ports. Requests for
             other hosts are refused. "*" allows all, for a project that checks hosts itself.
         every: seconds between two looks at the locks, for all viewers together.
-        user_of: tells who gives an order, from the request's ASGI scope, for the log and the
-            holder: `lambda scope: scope["user"].username`. Without it the page asks for a name.
+        user_of: tells who a request's user is, from its ASGI scope, for the log and the holder:
+            `lambda scope: scope["user"].username`. Without it the page asks for a name.
 
     Raises:
         ConfigError: `allow_break` without a token, or a wrong value or setting.

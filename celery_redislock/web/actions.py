@@ -1,5 +1,5 @@
-"""What the page's users may order, if they know the token: break a lock, drop the tasks that wait
-for it, end its run.
+"""What the page's users may do, if they know the token: break a lock, drop the tasks that wait for
+it, end its run.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from .guard import checked_token, has_token
 
 logger = get_logger()
 
-#: The largest body of an order, in bytes, and the longest name of who gives it, in characters.
+#: The largest body of a request, in bytes, and the longest name of its user, in characters.
 LARGEST: Final = 65536
 LONGEST_NAME: Final = 100
 #: Seconds for which the workers may answer that they end a run.
 ANSWERS: Final = 2.0
 
 
-class Order(NamedTuple):
-    """An order, as it was given.
+class Action(NamedTuple):
+    """What is to be done, as it was asked for.
 
     Attributes:
         name: the lock's name.
         key: the slot's key.
         holder: the mark of the holder that was shown, see `Found.mark`; "" for none.
-        by: who gives the order.
+        by: who asks for it.
     """
 
     name: str
@@ -46,12 +46,12 @@ class Order(NamedTuple):
     by: str
 
 
-class Orders:
-    """Carries out orders.
+class Actions:
+    """Carries out what the page's users ask for.
 
     Args:
         known: what is known of the app's locks.
-        token: the secret that orders need; None for a page that only reads.
+        token: the secret that they need; None for a page that only reads.
         user_of: tells who a request's user is, from its ASGI scope; None: the user says so.
 
     Raises:
@@ -64,7 +64,7 @@ class Orders:
         self._known, self._app = known, known.app
         self._token = None if token is None else checked_token(token)
         self._user_of = user_of
-        self._kinds: dict[str, Callable[[Order], dict[str, Any]]] = {
+        self._kinds: dict[str, Callable[[Action], dict[str, Any]]] = {
             "break": self._break,
             "drop": self._drop,
             "end": self._end,
@@ -72,11 +72,11 @@ class Orders:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What the page must know: whether orders are taken, and whether users say who they are."""
+        """What the page must know: whether it may act, and whether users say who they are."""
         return {"may_break": self._token is not None, "asks_name": self._user_of is None}
 
     async def carry_out(self, request: Request) -> dict[str, Any]:
-        """Do what the request orders. Returns what was done.
+        """Do what the request asks for. Returns what was done.
 
         Raises:
             HTTPException: it is refused.
@@ -87,49 +87,49 @@ class Orders:
         where = request.client.host if request.client else "an unknown address"
         if not has_token(request.headers.getlist("authorization"), self._token):
             # Somebody may be guessing the token.
-            logger.warning("redislock: the page refused an order from %s: wrong token", where)
+            logger.warning("redislock: the page refused an action from %s: wrong token", where)
             raise HTTPException(
                 401, "the token is missing or wrong", {"WWW-Authenticate": "Bearer"}
             )
-        carry_out = self._kinds.get(request.path_params["order"])
+        carry_out = self._kinds.get(request.path_params["action"])
         if carry_out is None:
-            raise HTTPException(404, f"no such order; there are: {', '.join(self._kinds)}")
+            raise HTTPException(404, f"no such action; there are: {', '.join(self._kinds)}")
         needed = ("key",) if carry_out == self._drop else ("key", "holder")
-        order = _read(await _body(request), needed, self._known)
-        who = self._user_of(request.scope) if self._user_of is not None else order.by
+        action = _read(await _body(request), needed, self._known)
+        who = self._user_of(request.scope) if self._user_of is not None else action.by
         who = one_line(str(who or "the page's user"))[:LONGEST_NAME]
-        return await asyncio.to_thread(carry_out, order._replace(by=f"{who} at {where}"))
+        return await asyncio.to_thread(carry_out, action._replace(by=f"{who} at {where}"))
 
-    def _shown(self, order: Order) -> Found:
+    def _shown(self, action: Action) -> Found:
         """The slot, if its holder is still the one that was shown.
 
         Raises:
             HTTPException: it is not.
         """
-        for each in lock(self._app, order.name):
+        for each in lock(self._app, action.name):
             shown = each.mark
-            is_shown = shown is not None and hmac.compare_digest(shown, order.holder)
-            if is_shown and each.key == order.key:
+            is_shown = shown is not None and hmac.compare_digest(shown, action.holder)
+            if is_shown and each.key == action.key:
                 return each
         raise HTTPException(409, "not done: another run holds it now, or it is free")
 
-    def _break(self, order: Order) -> dict[str, Any]:
-        shown = self._shown(order)
-        if not operations.break_locks(self._app, [shown], by=order.by):
+    def _break(self, action: Action) -> dict[str, Any]:
+        shown = self._shown(action)
+        if not operations.break_locks(self._app, [shown], by=action.by):
             raise HTTPException(409, "not broken: another run holds it now, or it is free")
         text = "redislock: %s, held by %s, was broken by %s"
-        logger.warning(text, shown.key, shown.holder or "nobody yet", order.by)
+        logger.warning(text, shown.key, shown.holder or "nobody yet", action.by)
         return {"broken": [shown.to_dict()]}
 
-    def _drop(self, order: Order) -> dict[str, Any]:
-        found = lock(self._app, order.name)
+    def _drop(self, action: Action) -> dict[str, Any]:
+        found = lock(self._app, action.name)
         dropped = operations.drop_waiting(self._app, found[:1])
         text = "redislock: %d tasks that waited for %s were dropped by %s"
-        logger.warning(text, dropped, order.key, order.by)
+        logger.warning(text, dropped, action.key, action.by)
         return {"dropped": dropped}
 
-    def _end(self, order: Order) -> dict[str, Any]:
-        shown = self._shown(order)
+    def _end(self, action: Action) -> dict[str, Any]:
+        shown = self._shown(action)
         holder = shown.holder
         if shown.state not in RUNNING or holder is None or not holder.task_id:
             raise HTTPException(409, "not done: no task's run holds the lock")
@@ -138,7 +138,7 @@ class Orders:
         )
         nodes = sorted(str(node) for reply in replies or () for node in reply)
         text = "redislock: the run of %s, which holds %s, was revoked and terminated by %s"
-        logger.warning(text, holder, shown.key, order.by)
+        logger.warning(text, holder, shown.key, action.by)
         return {"ended": shown.to_dict(), "answered": nodes}
 
 
@@ -157,8 +157,8 @@ async def _body(request: Request) -> Any:
         return None
 
 
-def _read(given: Any, needed: tuple[str, ...], known: About) -> Order:
-    """The order in the body of a request.
+def _read(given: Any, needed: tuple[str, ...], known: About) -> Action:
+    """The action in the body of a request.
 
     Raises:
         HTTPException: it is none.
@@ -172,4 +172,4 @@ def _read(given: Any, needed: tuple[str, ...], known: About) -> Order:
     name = known.name_of(fields["key"])
     if name is None:
         raise HTTPException(404, "this is not the key of a lock")
-    return Order(name, **fields)
+    return Action(name, **fields)

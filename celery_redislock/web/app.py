@@ -1,4 +1,4 @@
-"""The page as an ASGI app: its files, the locks as JSON, and orders."""
+"""The page as an ASGI app: its files, the locks as JSON, and actions."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..errors import ConfigError, LockUnavailable
+from ..inspection import states
 from ..inspection.about import about
 from ..inspection.why import why
-from .actions import Orders
+from .actions import Actions
 from .guard import Guard
 from .hub import Hub, TooManyViewers
 from .look import look_far_back
@@ -38,9 +39,12 @@ FILES: Final = {
     "rows.js": "text/javascript",
     "timeline.js": "text/javascript",
     "lock.js": "text/javascript",
-    "orders.js": "text/javascript",
+    "actions.js": "text/javascript",
+    "states.js": "text/javascript",
     "icon.svg": "image/svg+xml",
 }
+#: What the page's `states.js` has of `inspection.states`.
+STATES_SHOWN: Final = ("STATES", "RUNNING", "AWAITED", "NO_LOCK")
 #: Bytes from which an answer is compressed.
 COMPRESSED: Final = 1000
 
@@ -77,8 +81,8 @@ class Web:
         self._known = about(app)
         if not every > 0:
             raise ConfigError(f"every={every!r} is not accepted; it must be seconds above 0")
-        self._orders = Orders(self._known, token, user_of)
-        self._hub = Hub(self._known, every, self._orders.about)
+        self._actions = Actions(self._known, token, user_of)
+        self._hub = Hub(self._known, every, self._actions.about)
         small = [Middleware(GZipMiddleware, minimum_size=COMPRESSED)]
         routes = [
             Route("/", self._page, middleware=small),
@@ -87,7 +91,7 @@ class Web:
             Route("/api/lock", self._lock, middleware=small),
             Route("/api/history", self._history, middleware=small),
             Route("/api/stream", self._stream),
-            Route("/api/locks/{order}", self._order, methods=["POST"]),
+            Route("/api/locks/{action}", self._act, methods=["POST"]),
         ]
         handlers: Any = {LockUnavailable: _unavailable, HTTPException: _refused}
         self._asgi = Guard(Starlette(routes=routes, exception_handlers=handlers), hosts)
@@ -133,8 +137,8 @@ class Web:
         except TooManyViewers as exc:
             raise HTTPException(503, str(exc)) from exc
 
-    async def _order(self, request: Request) -> Response:
-        done = await self._orders.carry_out(request)
+    async def _act(self, request: Request) -> Response:
+        done = await self._actions.carry_out(request)
         self._hub.forget()
         return Plain(done)
 
@@ -151,6 +155,9 @@ async def _file(request: Request) -> Response:
 
 @functools.cache
 def _text(name: str) -> bytes:
+    if name == "states.js":  # the one list of states
+        known = ((each, getattr(states, each)) for each in STATES_SHOWN)
+        return "".join(f"export const {k} = {json.dumps(v)};\n" for k, v in known).encode()
     return (resources.files(__package__) / "static" / name).read_bytes()
 
 

@@ -77,13 +77,13 @@ class Hub:
     Args:
         known: what is known of the app's locks.
         every: seconds between two looks.
-        orders: what the page must know of orders.
+        actions: what the page must know of actions.
     """
 
-    def __init__(self, known: About, every: float, orders: dict[str, Any]) -> None:
+    def __init__(self, known: About, every: float, actions: dict[str, Any]) -> None:
         self._known, self._app = known, known.app
         self._every = every
-        self._about = {"every": every, **orders, **_about(known)}
+        self._about = {"every": every, **actions, **_about(known)}
         self._viewers: set[Viewer] = set()
         self._past = Past(known.prefix)
         self._present = Present(self._past.tally.away)
@@ -180,7 +180,7 @@ class Hub:
         return detail
 
     def forget(self) -> None:
-        """Look again before the next answer: an order has changed something."""
+        """Look again before the next answer: an action has changed something."""
         self._looked_at = float("-inf")
         self._details = {}
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 from ..inspection.history import PastRun
 from ..inspection.listener import EVENTS, TURNED_AWAY, Told, told
 from ..inspection.locks import Found
-from ..inspection.states import KEPT, RUNNING, State
+from ..inspection.states import GOING_ON, KEPT, RUNNING
 from . import waits
 from .items import UNSEEN, Item, Items, lasts
 from .look import Seen
@@ -37,8 +37,6 @@ ENDS: Final = {
     "task-revoked": "revoked",
     "task-rejected": "rejected",
 }
-#: The states in which a body runs.
-RUNS: Final[tuple[State, ...]] = (*RUNNING, "without its lock")
 #: What our events tell after which a task waits no more.
 ENDED: Final = TURNED_AWAY | {"replaced", "revoked"}
 
@@ -92,7 +90,7 @@ class Past:
         self._note_gap(seen.now)
         there = set()
         for each in seen.found:
-            if each.state in (*RUNS, *KEPT) and each.holder is not None:
+            if each.state in (*GOING_ON, *KEPT) and each.holder is not None:
                 there.add(each.key)
                 self._see(each, seen.now)
             if each.state in RUNNING:
@@ -122,7 +120,7 @@ class Past:
         self._looked_at, self._apart = now, min(apart, LONGEST_APART)
 
     def _see(self, slot: Found, now: float) -> None:
-        holder, kind = slot.holder, "run" if slot.state in RUNS else "kept"
+        holder, kind = slot.holder, "run" if slot.state in GOING_ON else "kept"
         assert holder is not None
         last = self._slots.get(slot.key)
         who = (kind, holder.fence, holder.task_id, holder.attempt)

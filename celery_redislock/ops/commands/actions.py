@@ -77,7 +77,7 @@ def break_(
             raise problem(f"no such lock: {nobody}")
         if not force:
             dropping = ", and drop the tasks that waited" if drop_waiting else ""
-            _confirm(found, f"Break {count_of(held)}{dropping}?")
+            _confirm(found, f"Break {count_of(len(held))}{dropping}?")
         tell = None if as_json else _tell_broken
         done = _carry_out(app, held, found if drop_waiting else (), tell)
         if as_json:
@@ -95,7 +95,7 @@ def break_(
 
 @dataclasses.dataclass(slots=True)
 class _Done:
-    """What was done of an order, and the error that ended the order early."""
+    """What was done, and the error that ended it early."""
 
     broken: list[Found] = dataclasses.field(default_factory=list)
     dropped: int = 0
@@ -227,7 +227,7 @@ def drop_waiting(
         if not found:
             raise problem("no task waits there")
         if not force:
-            where = count_of({each.name for each in found})
+            where = count_of(len({each.name for each in found}))
             _confirm(found, f"Drop the tasks that waited for {where}?")
         done = _carry_out(app, (), found)
         if as_json:

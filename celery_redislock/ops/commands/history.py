@@ -1,4 +1,4 @@
-"""`celery redislock history`: the last runs, and how many duplicates were turned away.
+"""`celery redislock history`: the last runs, and how many duplicates were skipped or refused.
 
 Celery loads this module whenever one of its commands starts, so the module imports little.
 """
@@ -24,7 +24,16 @@ from ..command import (
     with_json,
     with_lock_or_filters,
 )
-from ..table import aligned, digest_of, in_units, moment, shortened, show_lines, telling_of
+from ..table import (
+    aligned,
+    count_of,
+    digest_of,
+    in_units,
+    moment,
+    shortened,
+    show_lines,
+    telling_of,
+)
 from ..terminal import Column, by_cutting, by_node, by_path, by_wrapping, grid, paragraph
 
 if TYPE_CHECKING:
@@ -151,7 +160,7 @@ def _summary(shown: Sequence[PastRun], left: int, is_counted: bool) -> str:
         return "no runs are kept that match"
     lapsed = sum(run.how == LAPSED for run in shown)
     more = f"; {lapsed} lapsed: nobody released the lock" if lapsed else ""
-    runs = f"{len(shown)} run{'s' if len(shown) > 1 else ''}{more}"
+    runs = f"{count_of(len(shown), 'run')}{more}"
     if not left:
         return runs
     return f"the last {runs}; {left if is_counted else 'some'} more are kept (--limit shows more)"

@@ -50,7 +50,7 @@ SHOWN: Final = 100
 @click.option(
     "--state",
     "states",
-    type=click.Choice(STATES),
+    type=click.Choice([*STATES]),
     multiple=True,
     help="Only locks in this state. May be given again.",
 )

@@ -23,7 +23,7 @@ def check_prefix(patient: Patient) -> Iterator[Finding]:
     strange = [name for name in unknown if name not in waiting]
     if foreign:
         yield Finding(
-            ERROR, f"{len(foreign)} foreign values, such as {foreign[0].key!r}",
+            ERROR, f"{count_of(len(foreign), 'foreign value')}, such as {foreign[0].key!r}",
             "delete them, or set another redislock_prefix: they block their locks",
         )  # fmt: skip
     if renamed:
@@ -39,12 +39,13 @@ def check_prefix(patient: Patient) -> Iterator[Finding]:
     others = _other_brokers(patient)
     if others:
         yield Finding(
-            WARNING, f"workers with another broker use these locks ({others} such brokers): their"
-            " tasks and ours of one name and arguments are duplicates of each other",
+            WARNING,
+            f"workers with another broker use these locks ({count_of(others, 'such broker')}):"
+            " their tasks and ours of one name and arguments are duplicates of each other",
             "give each project its own redislock_prefix, unless they are to share locks",
         )  # fmt: skip
     if not (foreign or unknown or others):
-        yield Finding(OK, f"{patient.locks.prefix!r}, {count_of(locks)}")
+        yield Finding(OK, f"{patient.locks.prefix!r}, {count_of(len(locks))}")
 
 
 def _other_brokers(patient: Patient) -> int:
@@ -79,11 +80,11 @@ def check_untaken(patient: Patient) -> Iterator[Finding]:
         yield Finding(OK, "no task waits that no worker takes")
         return
     count = sum(each.untaken for each in rooms.values())
-    tasks = "1 task" if count == 1 else f"{count} tasks"
+    where = f"{count_of(count, 'task')} of {count_of(len(rooms))}"
     first = next(iter(rooms.values()))
     yield Finding(
         WARNING,
-        f"{tasks} of {count_of(rooms)}, such as {first.key!r}: no worker takes them",
+        f"{where}, such as {first.key!r}: no worker takes {'it' if count == 1 else 'them'}",
         "does a worker with a free slot read their queue, and know the task? `celery redislock show"
         " KEY` names them; `drop-waiting KEY` ends them; after redislock_offer_for they end",
     )  # fmt: skip

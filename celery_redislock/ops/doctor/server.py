@@ -11,6 +11,7 @@ from ...inspection.why import is_refused
 from ...servers.cluster import Cluster
 from ...servers.looking import reach, server_config
 from ...servers.talk import operation_timeout, refuses, said_of
+from ..table import count_of
 from .finding import ERROR, OK, UNKNOWN, UNTOLD, WARNING, Finding, some
 from .patient import Patient
 
@@ -95,7 +96,7 @@ def check_memory(patient: Patient) -> Iterator[Finding]:
     evicted = int(info.get("evicted_keys", 0))
     if evicted:
         yield Finding(
-            WARNING, f"{evicted} keys were evicted since the server started",
+            WARNING, f"keys evicted since the server started: {evicted}",
             "they may include locks; see maxmemory-policy",
         )  # fmt: skip
 
@@ -148,7 +149,8 @@ def check_replication(patient: Patient) -> Iterator[Finding]:
     elif (replicas := int(info.get("connected_slaves", 0))) < patient.locks.min_replicas:
         yield Finding(
             ERROR,
-            f"{_count(replicas)}: redislock_min_replicas asks {patient.locks.min_replicas}",
+            f"{count_of(replicas, 'replica')}: redislock_min_replicas asks"
+            f" {patient.locks.min_replicas}",
             "add replicas, or lower redislock_min_replicas: no lock can be taken",
         )  # fmt: skip
     elif replicas or sentinel:
@@ -157,13 +159,9 @@ def check_replication(patient: Patient) -> Iterator[Finding]:
         yield Finding(OK, "one master, without replicas")
 
 
-def _count(replicas: int) -> str:
-    return f"{replicas} replica{'' if replicas == 1 else 's'}"
-
-
 def _replicated(patient: Patient, replicas: int, sentinel: bool) -> Finding:
     serves_alone = server_config(patient.server, "min-replicas-to-write") == "0"
-    what = f"{_count(replicas)}{', by sentinels' if sentinel else ''}"
+    what = f"{count_of(replicas, 'replica')}{', by sentinels' if sentinel else ''}"
     if serves_alone:
         what += ", min-replicas-to-write 0"
     advice = "pass self.lock.fence to the resource where two runs at once would do harm"

@@ -1,8 +1,9 @@
 // A lock's own page: who has it, who waits, what happened as far back as that is kept.
 import { arrange, clock, count, el, inWords, mark, plain, quoted, say, shortId, tail, taskOf, units, what, wrap } from "./format.js";
-import { askToBreak, askToDrop, askToEnd } from "./orders.js";
+import { askToBreak, askToDrop, askToEnd } from "./actions.js";
 import { Lease, about, argumentsOf, whoWaits } from "./rows.js";
 import { Timeline, how, saidOf } from "./timeline.js";
+import { STATES } from "./states.js";
 import { isHeld, told } from "./trouble.js";
 
 const MOST = 200;
@@ -187,6 +188,7 @@ class Slot {
   update(row) {
     this.row = row;
     mark(this.state, "data-state", row.state);
+    mark(this.state, "title", STATES[row.state]);
     this.button.hidden = !(this.model.about.may_break && row.holder);
     this.end.hidden = this.button.hidden || !isHeld(row) || !row.task_id;
     const task = taskOf(row), usual = this.model.usual[task], warn = this.model.about.warn_after?.[task];

@@ -1,11 +1,12 @@
 // The table: what is held and waited for now. A lock with several slots is one row of it.
 import { arrange, clock, count, cut, el, href, inWords, mark, plain, say, shortId, tail, taskOf, units, what, wrap } from "./format.js";
 import { BEGIN, addressOf } from "./search.js";
+import { AWAITED, NO_LOCK, STATES } from "./states.js";
 import { isHeld, rankOf, silence, told } from "./trouble.js";
 
 export const PER_PAGE = 20;
 const MOST_SLOTS = 5;
-const NO_SLOT = new Set(["free", "waits for quiet", "not taken", "broken", "without its lock"]);
+const NO_SLOT = new Set([...AWAITED, ...NO_LOCK]);
 // From how many on the locks of a task become one row whose messages wait in a queue.
 const GROUPED = 4;
 
@@ -172,6 +173,7 @@ class Line {
     this.row = row;
     mark(this.element, "data-state", row.state);
     mark(this.state, "data-state", row.state);
+    mark(this.state, "title", STATES[row.state]);
     this.where.replaceChildren(...whereOf(row));
     const usual = isHeld(row) && model.usual[taskOf(row)];
     say(this.usual, usual ? `usually ${units(usual)}` : "");
@@ -251,7 +253,7 @@ export class Lease {
     mark(this.meter, "aria-valuemax", Math.round(row.lease ?? 0));
     mark(this.meter, "aria-valuenow", Math.round(left));
     mark(this.text, "data-silent", silent > 0);
-    say(this.text, silent ? `no sign for ${units(silent)}` : units(left));
+    say(this.text, silent ? `no heartbeat for ${units(silent)}` : units(left));
     mark(this.element, "title", `expires in ${units(left)} unless its holder extends it`);
   }
 }

@@ -1,12 +1,12 @@
 // What is wrong with a row, the worst first: what somebody on call looks for.
 import { count, plain, taskOf, units } from "./format.js";
+import { RUNNING } from "./states.js";
 
-const RUNS = new Set(["held", "silent"]);
 const SILENT = 4;
 
-export const isHeld = (row) => RUNS.has(row.state);
+export const isHeld = (row) => RUNNING.includes(row.state);
 
-// Seconds since the holder's last sign, if that is longer than it should be; else 0.
+// Seconds since the holder's last heartbeat, if that is longer than it should be; else 0.
 export const silence = (row, now) => (row.state === "silent" ? now - (row.expires_at - row.ttl) : 0);
 
 // Pairs of a rank and a text, the worst first. `model` has what is known of the tasks.
@@ -16,7 +16,7 @@ export function troubles(row, model, now) {
   if (row.untaken) found.push([5, `no worker takes ${count(row.untaken, "task")}`]);
   const unread = model.unreadOf(row);
   if (unread) found.push([5, `no worker reads ${plain(unread.queue)}`]);
-  if (silent) found.push([SILENT, `no sign for ${units(silent)}`]);
+  if (silent) found.push([SILENT, `no heartbeat for ${units(silent)}`]);
   if (isHeld(row) && row.acquired_at !== undefined) {
     const held = now - row.acquired_at, task = taskOf(row);
     const warn = model.about.warn_after?.[task], usual = model.usual[task];

@@ -1,4 +1,4 @@
-// What may be ordered: break a lock, drop those who wait for it, end its run. Each is shown first.
+// What may be done: break a lock, drop those who wait for it, end its run. Each is shown first.
 import { clock, count, el, mark, plain, say, taskOf, what } from "./format.js";
 
 const SHOWN = 20;
@@ -29,8 +29,8 @@ export function askToDrop(row, shown, about) {
   ], (done) => `${count(done.dropped, "task")} dropped.`);
 }
 
-// A dialog that shows what an order does, and asks who gives it.
-function ask(about, title, verb, order, row, content, saidOf) {
+// A dialog that shows what an action does, and asks who acts.
+function ask(about, title, verb, action, row, content, saidOf) {
   const dialog = document.getElementById("ordering");
   const name = el("input", { id: "by", autocomplete: "off", maxlength: 100 });
   const secret = el("input", { type: "password", autocomplete: "off", id: "token", required: "" });
@@ -48,7 +48,7 @@ function ask(about, title, verb, order, row, content, saidOf) {
     submit.disabled = true;
     token = secret.value;
     by = name.value.trim();
-    const [done, text] = await give(order, row, saidOf);
+    const [done, text] = await act(action, row, saidOf);
     say(said, text);
     mark(said, "data-done", done);
     submit.disabled = false;
@@ -62,9 +62,9 @@ function ask(about, title, verb, order, row, content, saidOf) {
   (about.asks_name && !by ? name : token ? submit : secret).focus();
 }
 
-async function give(order, row, saidOf) {
+async function act(action, row, saidOf) {
   try {
-    const answer = await fetch(`api/locks/${order}`, {
+    const answer = await fetch(`api/locks/${action}`, {
       method: "POST",
       headers: { "content-type": "application/json", authorization: `Bearer ${token}` },
       body: JSON.stringify({ key: row.key, holder: row.holder ?? "", by }),
