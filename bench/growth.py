@@ -16,7 +16,7 @@ from celery import Celery
 
 from celery_redislock.app.housekeeper import housekeeper
 from celery_redislock.app.settings import app_locks
-from celery_redislock.ops.survey import all_locks
+from celery_redislock.inspection.locks import snapshot
 from celery_redislock.protocol import calls, holders, rooms
 from celery_redislock.protocol.claims import (
     Acquired,
@@ -216,7 +216,7 @@ def one_size(scene: Scene, times: int) -> dict[str, list[Asked]]:
             found.clear()  # the first loads the scripts
         one_turn(scene, ask)
         if number < 2:
-            ask(LIST, lambda: all_locks(app_locks(scene.app)))
+            ask(LIST, lambda: snapshot(scene.app))
     return found
 
 

@@ -11,19 +11,22 @@ The app must know its tasks: call this where the tasks are imported.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
 from .app.settings import AppLocks, app_locks
 from .errors import ConfigError
-from .ops import orders
-from .ops.pick import chosen
-from .ops.survey import Found, all_locks
-from .protocol.calls import holder_of
+from .inspection.locks import Found, chosen, snapshot
+from .inspection.states import AWAITED, KEPT, RUNNING
+from .protocol import rooms
+from .protocol.calls import break_lock, holder_of
 from .protocol.checks import plain
 from .protocol.holders import Holder
+from .protocol.keys import MAX_LIMIT, LockKeys, lock_keys
+from .servers.server import LOOKING_TTL
 from .tasks.locked import LockedTask
+from .tasks.room import end_replaced
 
 __all__ = ["Found", "break_locks", "drop_waiting", "holders", "list_locks"]
 
@@ -43,7 +46,8 @@ def list_locks(
         LockUnavailable: the server did not answer, or does not allow it.
         ConfigError: the settings are wrong, or name no server.
     """
-    return chosen(all_locks(_locks(app), app), task, node, plain(older))
+    _locks(app)
+    return chosen(snapshot(app), task, node, plain(older))
 
 
 def holders(app: Any, calls: Iterable[tuple[Any, ...]]) -> list[Holder | None]:
@@ -111,9 +115,9 @@ def break_locks(
     if locks is None:
         if task is None and node is None and not older:
             raise ValueError("break_locks: which? Give locks, task, node or older; task='*' is all")
-        locks = orders.to_break(all_locks(own, app), task, node, plain(older))
+        locks = to_break(snapshot(app), task, node, plain(older))
     held = [each for each in locks if each.token is not None]
-    return [each for each in held if orders.break_slot(own, each, by)]
+    return [each for each in held if break_slot(own, each, by)]
 
 
 def drop_waiting(app: Any, locks: Iterable[Found] | None = None, *, task: str | None = None) -> int:
@@ -138,11 +142,74 @@ def drop_waiting(app: Any, locks: Iterable[Found] | None = None, *, task: str | 
     if locks is None:
         if task is None:
             raise ValueError("drop_waiting: of which locks? Give locks or task; task='*' is all")
-        locks = orders.to_break(all_locks(own, app), task)
-    return sum(orders.drop_waiting(app, own, [each for each in locks if each.waiting]))
+        locks = to_break(snapshot(app), task)
+    return sum(drop_each(app, own, [each for each in locks if each.waiting]))
 
 
 def _locks(app: Any) -> AppLocks:
     locks = app_locks(app)
     locks.require_address()
     return locks
+
+
+# -- for the commands and the page, too --------------------------------------------------------
+
+
+def to_break(
+    found: Sequence[Found], task: str | None = None, node: str | None = None, older: float = 0.0
+) -> list[Found]:
+    """The locks to break for a user who names a task or a node.
+
+    For a node these are the locks of its runs: a lock that is kept for a message outlives the node.
+    """
+    return [
+        each
+        for each in chosen(found, task, node, older)
+        if (node is None and each.state in (*KEPT, *AWAITED)) or each.state in RUNNING
+    ]
+
+
+def break_slot(locks: AppLocks, each: Found, by: str | None = None) -> bool:
+    """Break the slot that was shown. False if another run has it by now, or nobody.
+
+    Args:
+        locks: the locks.
+        each: the slot as it was shown.
+        by: who breaks it, as the holder is told; None for this process's user and host.
+
+    Raises:
+        LockUnavailable: the server did not answer, or does not allow it.
+    """
+    keys = lock_keys(locks.prefix, each.name)
+    if each.key != keys.lock:
+        keys = lock_keys(locks.prefix, each.name, MAX_LIMIT)
+    holder = locks.server.run(break_lock(keys, LOOKING_TTL, each.token, by, each.task))
+    return holder is not None or each.kept_for == "a waiter"
+
+
+def drop_each(app: Any, locks: AppLocks, found: Iterable[Found]) -> Iterator[int]:
+    """Drop the tasks that wait for these locks, and store that they were skipped. Yields the number
+    for each lock at once: the server may go away before the last.
+
+    Raises:
+        LockUnavailable: the server did not answer, or does not allow it.
+    """
+    holders: dict[str, str] = {}
+    for each in found:
+        holders[each.name] = holders.get(each.name) or (each.holder and each.holder.task_id) or ""
+    for name, by in holders.items():
+        keys = lock_keys(locks.prefix, name)
+        dropped = _drop_all(locks, keys, by)
+        yield len(dropped)  # before the results: if storing them fails here, a worker does it
+        for entry_id, entry in dropped.items():
+            end_replaced(app, keys, LOOKING_TTL, entry_id, entry, by, unknown=True)
+
+
+def _drop_all(locks: AppLocks, keys: LockKeys, by: str) -> dict[str, str]:
+    """Drop all entries; returns them by id. In steps: one script for all would block the server."""
+    dropped: dict[str, str] = {}
+    while True:
+        some = locks.server.run(rooms.drop(keys, LOOKING_TTL, by, locks.done_ttl))
+        dropped.update(some)
+        if len(some) < rooms.DROP_COUNT:
+            return dropped

@@ -10,7 +10,6 @@ from typing import Any, Final, NamedTuple
 
 from celery.app.task import Context
 from celery.exceptions import SoftTimeLimitExceeded
-from celery.utils.saferepr import saferepr
 from kombu import serialization
 
 from . import delivery
@@ -179,30 +178,6 @@ class Entry(NamedTuple):
             return list(args), dict(kwargs), dict(options)
         except (ValueError, TypeError) as exc:
             raise CorruptEntry(f"{type(exc).__name__}: {exc}") from exc
-
-    def label(self, app: Any) -> str | None:
-        """The lock's label; None if it has none, or if this app cannot read the entry."""
-        try:
-            options = self.content(app)[2]
-            label = (options.get("headers") or {})[KEY]["label"]
-        except (NotOurs, CorruptEntry, LookupError, TypeError, AttributeError):
-            return None
-        return label if isinstance(label, str) else None
-
-    def arguments(self, app: Any) -> tuple[str, str] | None:
-        """Its arguments and keyword arguments as Celery shows them: `argsrepr` and `kwargsrepr`, if
-        the caller set these. None if this app cannot read them.
-        """
-        try:
-            args, kwargs, options = self.content(app)
-        except (NotOurs, CorruptEntry):
-            return None
-        shown = (options.get("argsrepr"), options.get("kwargsrepr"))
-        args_shown, kwargs_shown = (
-            text if isinstance(text, str) else saferepr(value)
-            for text, value in zip(shown, (args, kwargs), strict=True)
-        )
-        return args_shown, kwargs_shown
 
     def load_for(self, app: Any, unknown: bool = False) -> Waiter:
         """What a worker needs to publish the message.

@@ -5,7 +5,6 @@ There are no module globals: two apps in one process may have two servers.
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -125,12 +124,6 @@ class AppLocks:
             source = source_from_url(address.url, address.options)
             self._server = server_at(source, self.min_replicas)
         return self._server
-
-    def at(self, server: Server) -> AppLocks:
-        """The same settings with this lock server."""
-        made = copy.copy(self)
-        made._server = server
-        return made
 
     @property
     def knows_server(self) -> bool:

@@ -14,13 +14,11 @@ from django.template.response import TemplateResponse
 from .. import operations
 from ..app.internals import check_arguments
 from ..errors import LockUnavailable
-from ..ops.survey import Found, read_slots
-from ..ops.web.look import mark
-from ..protocol.holders import Holder
+from ..inspection.locks import Found, read_slots
 from ..protocol.log import get_logger
 from ..tasks.locked import LockedTask
 from .project import NoLock, is_celery_command, locked_task
-from .words import said, said_of_slot
+from .words import said
 
 logger = get_logger()
 
@@ -103,9 +101,8 @@ class LockAdminMixin:
     def _slots(self, task: LockedTask, rows: Any) -> list[tuple[Any, list[Found]]]:
         """Each row with the slots of its lock that somebody holds."""
         keys = [(obj, task.keys_of_call(self.lock_args(obj), {})) for obj in rows]
-        asked = [(key.encode(), each.name) for _, each in keys for key in (each.lock, *each.slots)]
-        found = read_slots(task.app_locks.server, asked)
-        there = {each.key: each for each in found.values()}
+        asked = [(key, each.name) for _, each in keys for key in (each.lock, *each.slots)]
+        there = {each.key: each for each in read_slots(task.app_locks.server, asked)}
         return [
             (obj, [there[key] for key in (each.lock, *each.slots) if key in there])
             for obj, each in keys
@@ -113,7 +110,7 @@ class LockAdminMixin:
 
     def _confirmation(self, request: Any, slots: list[tuple[Any, list[Found]]]) -> TemplateResponse:
         model_admin: Any = self
-        rows = [(obj, [said_of_slot(each) for each in found]) for obj, found in slots]
+        rows = [(obj, [said(each) for each in found]) for obj, found in slots]
         context = {
             **model_admin.admin_site.each_context(request),
             "title": "Take the lock away",
@@ -123,7 +120,7 @@ class LockAdminMixin:
             "rows": rows,
             "action_checkbox_name": helpers.ACTION_CHECKBOX_NAME,
             "chosen": ",".join(quote(str(obj.pk)) for obj, _ in slots),
-            "marks": ",".join(filter(None, (mark(each) for _, found in slots for each in found))),
+            "marks": ",".join(filter(None, (each.mark for _, found in slots for each in found))),
         }
         request.current_app = model_admin.admin_site.name
         return TemplateResponse(request, "celery_redislock/break_locks.html", context)
@@ -131,10 +128,10 @@ class LockAdminMixin:
     def _break(self, request: Any, task: LockedTask, slots: list[tuple[Any, list[Found]]]) -> None:
         shown, by = {*request.POST.get("held", "").split(",")}, request.user.get_username()
         for obj, found in slots:
-            chosen = [each for each in found if mark(each) in shown]
+            chosen = [each for each in found if each.mark in shown]
             broken = operations.break_locks(task.app, chosen, by=by) if chosen else []
             for each in broken:
-                who = said_of_slot(each)
+                who = said(each)
                 logger.warning(
                     "redislock: %s, held by %s, was broken by %s",
                     each.key, each.holder or "nobody yet", by,
@@ -180,23 +177,22 @@ class _Rows:
         self._objects = list(objects)
 
     @cached_property
-    def _holders(self) -> dict[Any, Holder | None] | str:
-        """By primary key; or why they are not known."""
+    def _found(self) -> dict[Any, Found | None] | str:
+        """Who has each row's lock, by primary key; or why that is not known."""
         try:
             task = locked_task(self._admin.lock_task)
-            calls = [(task, self._admin.lock_args(obj)) for obj in self._objects]
-            found = operations.holders(task.app, calls)
+            slots = self._admin._slots(task, self._objects)
         except LockUnavailable as exc:
             logger.warning("redislock: the admin cannot show who holds locks: %s", exc.reason)
             return "the lock server does not answer"
         except (TypeError, ValueError) as exc:  # the task's key does not fit `lock_args`
             logger.error("redislock: the admin cannot show who holds locks: %s", exc)
             return str(exc)
-        return dict(zip((obj.pk for obj in self._objects), found, strict=True))
+        return {obj.pk: next(iter(found), None) for obj, found in slots}
 
     def told(self, obj: Any) -> str:
-        known = self._holders
+        known = self._found
         if isinstance(known, str):
             return f"unknown: {known}"
-        holder = known.get(obj.pk)
-        return "-" if holder is None else said(holder)
+        found = known.get(obj.pk)
+        return "-" if found is None else said(found)

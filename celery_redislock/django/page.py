@@ -17,8 +17,8 @@ from django.shortcuts import resolve_url
 from starlette.responses import JSONResponse, RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..ops.web.guard import Guard
 from ..web import asgi_app
+from ..web.guard import Guard
 from .project import load_tasks
 
 #: Seconds after which it is asked again whether the viewer of a stream may see it.

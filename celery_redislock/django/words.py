@@ -7,37 +7,24 @@ from datetime import datetime, timezone
 from django.utils import formats
 from django.utils import timezone as django_timezone
 
-from ..ops.states import RUNNING, kept_for, state_of_holder
-from ..ops.survey import Found
-from ..protocol.holders import Holder, one_line
+from ..inspection.locks import Found
+from ..protocol.holders import one_line
 
 
-def said(holder: Holder) -> str:
-    """The label or the task's id, since when, and on which node."""
-    who = holder.label or holder.task_id or ("RedisLock" if holder.pid else "a foreign value")
-    parts = [who, _state(holder)]
+def said(found: Found) -> str:
+    """Who has this slot: the label or the task's id, the state, since when, and on which node."""
+    holder = found.holder
+    if found.state == "foreign":
+        return "a value that is not a lock of ours, which stays"
+    if holder is None:
+        return "a task that waits for it, and is about to have it"
+    who = holder.label or holder.task_id or "RedisLock"
+    parts = [who, "" if found.in_words == "held" else found.in_words]
     if holder.acquired_at is not None:
         parts.append(f"since {_local(holder.acquired_at)}")
     if holder.node is not None:
         parts.append(f"on {holder.node}")
     return one_line(", ".join(filter(None, parts)))
-
-
-def said_of_slot(found: Found) -> str:
-    """The same of a slot, as the confirmation page names it."""
-    if found.state == "foreign":
-        return "a value that is not a lock of ours, which stays"
-    if found.holder is None:
-        return "a task that waits for it, and is about to have it"
-    return said(found.holder)
-
-
-def _state(holder: Holder) -> str:
-    why = kept_for(holder)
-    if why is not None:
-        return f"kept for {why}"
-    state = state_of_holder(holder)
-    return "" if state in RUNNING else state
 
 
 def _local(seconds: float) -> str:

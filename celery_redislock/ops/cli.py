@@ -9,8 +9,7 @@ from __future__ import annotations
 import click
 
 from ..worker import remote_control  # noqa: F401  for `celery inspect` and `celery control`
-from .commands import checks, export, history, looks, orders
-from .web.command import web
+from .commands import actions, checks, export, history, looks, web
 
 
 @click.group(help="List, explain and break the locks of celery-redislock.")
@@ -22,9 +21,9 @@ redislock.add_command(looks.list_)
 redislock.add_command(looks.show)
 redislock.add_command(looks.explain)
 redislock.add_command(history.history)
-redislock.add_command(orders.break_)
-redislock.add_command(orders.drop_waiting)
+redislock.add_command(actions.break_)
+redislock.add_command(actions.drop_waiting)
 redislock.add_command(checks.watch)
-redislock.add_command(web)
+redislock.add_command(web.web)
 redislock.add_command(checks.doctor)
 redislock.add_command(export.export)

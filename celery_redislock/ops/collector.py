@@ -14,14 +14,13 @@ from prometheus_client.core import GaugeMetricFamily
 
 from ..app import metrics
 from ..app.internals import real_app
-from ..app.settings import app_locks
 from ..errors import LockError, LockUnavailable
+from ..inspection.figures import Figures, figures
+from ..inspection.why import why
 from ..protocol.checks import checked, ttl
 from ..protocol.clock import clock
 from ..protocol.log import get_logger
 from ..tasks.task import SingletonTask
-from .backlog import Figures, backlog
-from .why import why
 
 logger = get_logger()
 
@@ -112,17 +111,17 @@ class Collector(registry.Collector):
 
     def _survey(self) -> dict[str, Figures]:
         """The figures of the tasks in the server, and zeros for the app's other tasks."""
-        figures = backlog(app_locks(self._app))
+        found = figures(self._app)
         for name, task in list(self._app.tasks.items()):
             if isinstance(task, SingletonTask):
-                each = figures.setdefault(name, Figures())
+                each = found.setdefault(name, Figures())
                 each.locks.update(held=0, free=0)  # a Counter adds these
                 each.warn_after = task.lock_options and task.lock_options.lock_warn_after
-        for name, each in figures.items():
+        for name, each in found.items():
             known = (each.last_success, self._successes.get(name))
             if latest := max((at for at in known if at is not None), default=None):
                 each.last_success = self._successes[name] = latest
-        return figures
+        return found
 
     def _of_tasks(self, figures: dict[str, Figures]) -> Iterator[GaugeMetricFamily]:
         for name, (text, value) in PER_TASK.items():

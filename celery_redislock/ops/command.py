@@ -13,7 +13,7 @@ import click
 from ..protocol.holders import one_line
 
 if TYPE_CHECKING:
-    from ..app.settings import AppLocks
+    from ..servers.server import Server
     from ..tasks.target import Target
 
 #: Seconds in each unit of a duration.
@@ -104,7 +104,7 @@ def with_app(function: Callable[..., Any]) -> Callable[..., Any]:
             _say_wrong_tasks(ctx, app)
             return function(app, **options)
         except LockUnavailable as exc:
-            from .why import why
+            from ..inspection.why import why
 
             raise problem(why(exc)) from exc
         except (ConfigError, TargetError) as exc:
@@ -132,19 +132,29 @@ def _app(ctx: click.Context) -> Any:
 
 
 @contextlib.contextmanager
-def those_that_answer(app: Any) -> Iterator[AppLocks]:
-    """The app's locks, without those in nodes of a cluster that do not answer. In the end it fails
+def those_that_answer(app: Any, done: str = "shown") -> Iterator[Server]:
+    """The app's server, without those nodes of a cluster that do not answer. In the end it fails
     and names these.
+
+    Args:
+        app: the Celery app.
+        done: what is not done with the locks that these nodes have.
     """
     from ..app.settings import app_locks
-    from ..servers.looking import Looking
+    from ..servers.looking import away
 
-    locks = app_locks(app)
-    away = Looking(locks.server).away()
-    yield locks.at(locks.server.without(away)) if away else locks
-    if away:
-        reasons = "; ".join(f"{name} {what}" for name, what in away.items())
-        raise problem(f"what some nodes have is not shown: {reasons}")
+    server = app_locks(app).server
+    wrong = away(server)
+    reasons = "; ".join(f"{name} {what}" for name, what in wrong.items())
+    left_out = f"what some nodes have is not {done}: {reasons}"
+    try:
+        yield server.without(wrong) if wrong else server
+    except click.ClickException as exc:
+        if wrong:
+            raise problem(f"{exc.message}; {left_out}") from exc
+        raise
+    if wrong:
+        raise problem(left_out)
 
 
 def _say_server(ctx: click.Context, app: Any) -> None:

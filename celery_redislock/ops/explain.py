@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..app.options import LockOptions
+from ..inspection.locks import Found, lock
+from ..inspection.states import AWAITED, NO_LOCK
 from ..protocol.names import NO_HEADERS
 from ..tasks.protect import pattern_of
 from ..tasks.target import keys_of_call, locked_task
 from ..tasks.task import SingletonTask
-from .states import AWAITED, NO_LOCK
-from .survey import Found, one_lock
 from .table import in_units
 
 
@@ -33,7 +33,7 @@ def explain(
     keys = keys_of_call(app, name, args, kwargs, headers)
     call = task.with_headers(headers)
     options = task.lock_options
-    slots = one_lock(task.app_locks, keys.name)
+    slots = lock(app, keys.name)
     return {
         "task": name,
         "key": keys.lock,
@@ -103,6 +103,8 @@ def _now(task: SingletonTask, slots: Sequence[Found]) -> str:
     if quiet is not None:
         how = what if options.on_conflict.admits else "it would run"
         return f"nobody holds the lock; the last call waits for quiet, {in_units(quiet)}: {how}"
+    if any(each.state == "not taken" for each in slots):
+        return f"nobody holds the lock, and no worker takes what waits for it ({waiting}): {what}"
     if len(taken) < options.lock_limit:
         return f"the lock is free, but others wait before it ({waiting}): {what}"
     return f"{_who(taken)}: {what}"

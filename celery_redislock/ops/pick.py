@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
-from ..app.settings import AppLocks, app_locks
+from ..app.settings import app_locks
+from ..inspection.history import OUTSIDE, PastRun, history
+from ..inspection.locks import Found, lock, matches, snapshot
+from ..inspection.rooms import waiting
 from ..protocol.canonical import parts_of
 from ..protocol.holders import Holder, one_line
 from ..protocol.keys import lock_keys
+from ..servers.server import Server
 from ..tasks.target import Target, TargetError, nearly
 from ..tasks.task import locked_tasks
-from .history import OUTSIDE, PastRun, matches, past_runs
-from .rooms import heads_of
-from .survey import Found, all_locks, one_lock
 from .table import SHORT, digest_of, telling_of
-
-
-def chosen(
-    found: Iterable[Found], task: str | None = None, node: str | None = None, older: float = 0.0
-) -> list[Found]:
-    """The locks whose task and node match, if given, held for at least `older` seconds."""
-    return [
-        each
-        for each in found
-        if (task is None or matches(each.task, task))
-        and (node is None or matches((each.holder and each.holder.node) or "", node))
-        and (each.held_for or 0.0) >= older
-    ]
 
 
 def pick(app: Any, meant: Target) -> Target:
@@ -38,12 +26,22 @@ def pick(app: Any, meant: Target) -> Target:
         TargetError: several locks match.
         LockUnavailable: the server did not answer, or does not allow it.
     """
-    locks, text = app_locks(app), meant.keys.name
-    if text in app.tasks or one_lock(locks, text):
+    text = meant.keys.name
+    if text in app.tasks or lock(app, text):
         return meant
-    found = all_locks(locks, app)
+    found = snapshot(app)
     name = _only({each.name for each in found if _is_shown_as(_Shown.present(each), text)}, text)
-    return meant if name is None else Target(lock_keys(locks.prefix, name))
+    return meant if name is None else Target(lock_keys(app_locks(app).prefix, name))
+
+
+def meant_by(app: Any, meant: Target) -> list[Found]:
+    """The rows of the lock that a user means; only one row, if the user means one slot.
+
+    Raises:
+        LockUnavailable: the server did not answer, or does not allow it.
+    """
+    found = lock(app, meant.keys.name)
+    return [each for each in found if meant.slot in ("", each.key) or each.lost_because is not None]
 
 
 def of_task(app: Any, task: str) -> list[Found]:
@@ -53,11 +51,9 @@ def of_task(app: Any, task: str) -> list[Found]:
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
     """
-    locks = app_locks(app)
-    found = all_locks(locks, app)
-    awaited = [lock_keys(locks.prefix, each.name) for each in found if each.waiting]
-    heads = zip(awaited, heads_of(locks.server, awaited), strict=True)
-    rooms = {keys.name for keys, (_, first) in heads if first.task == task}
+    found = snapshot(app)
+    awaited = {each.name: None for each in found if each.waiting}
+    rooms = {room.name for room in waiting(app, awaited, 1) if room.total and room.task == task}
     return [
         each
         for each in found
@@ -84,10 +80,9 @@ def nothing_called(app: Any, text: str) -> TargetError:
         TargetError: several locks of the history match.
         LockUnavailable: the server did not answer, or does not allow it.
     """
-    locks = app_locks(app)
-    if past_runs(locks, name=pick_past(locks, text), limit=1):
+    if history(app, name=pick_past(app, text), limit=1):
         return TargetError(f"nobody holds {one_line(text)} or waits for it: the lock is free")
-    shown = {_Shown.present(each).telling for each in all_locks(locks, app)}
+    shown = {_Shown.present(each).telling for each in snapshot(app)}
     near = nearly(text, {*_names(app), *shown})
     return TargetError(f"no such lock: nothing here is called {one_line(text)}{near}")
 
@@ -96,7 +91,7 @@ def _names(app: Any) -> list[str]:
     return [task.name for task in locked_tasks(app)]
 
 
-def pick_past(locks: AppLocks, text: str) -> str:
+def pick_past(app: Any, text: str, server: Server | None = None) -> str:
     """The name of the lock in the history that a user means: by its name, or by what `history`
     shows of it, as `pick`.
 
@@ -104,9 +99,9 @@ def pick_past(locks: AppLocks, text: str) -> str:
         TargetError: several locks match.
         LockUnavailable: the server did not answer, or does not allow it.
     """
-    if past_runs(locks, name=text, limit=1, running=True):
+    if history(app, name=text, limit=1, running=True, server=server):
         return text
-    runs = past_runs(locks, running=True)
+    runs = history(app, running=True, server=server)
     return _only({run.name for run in runs if _is_shown_as(_Shown.past(run), text)}, text) or text
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from ..inspection.states import AWAITED, IN_TROUBLE, NO_LOCK
 from ..protocol.canonical import digest, parts_of
-from .states import AWAITED, IN_TROUBLE, NO_LOCK
 from .terminal import (
     Column,
     by_cutting,
@@ -26,8 +26,8 @@ from .terminal import (
 )
 
 if TYPE_CHECKING:
-    from .rooms import Waiting
-    from .survey import Found
+    from ..inspection.locks import Found
+    from ..inspection.rooms import Waiting
 
 #: The orders of a list: the value to sort by, and whether the largest comes first.
 ORDERS: Final[dict[str, tuple[Callable[[Found], Any], bool]]] = {
@@ -205,12 +205,8 @@ def shortened(texts: Iterable[str]) -> dict[str, str]:
 
 def in_words(each: Found) -> str:
     """The state, and what is known of it."""
-    if each.kept_for is not None:
-        return f"kept for {each.kept_for}"
-    if each.due_in is not None:
-        return f"{each.state}, {in_units(each.due_in)}"
-    is_replaced = each.holder is not None and each.holder.replaced_by is not None
-    return f"{each.state}, replaced" if is_replaced else each.state
+    due = "" if each.due_in is None else f", {in_units(each.due_in)}"
+    return f"{each.in_words}{due}"
 
 
 def lives(each: Found, ever: str = "for ever") -> str:
@@ -284,8 +280,9 @@ def described(each: Found) -> list[str]:
     return named_values((name, str(value)) for name, value in fields.items() if value is not None)
 
 
-def count_of(locks: Collection[Any]) -> str:
-    return "1 lock" if len(locks) == 1 else f"{len(locks)} locks"
+def count_of(number: int, what: str = "lock") -> str:
+    """The number with its noun: "1 lock", "2 locks"."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def summary(found: Sequence[Found], with_broken: bool = True) -> str:
@@ -294,9 +291,9 @@ def summary(found: Sequence[Found], with_broken: bool = True) -> str:
     """
     untaken = sum({each.name: each.untaken for each in found if each.is_lock}.values())
     broken = sum(each.state == "broken" for each in found)
-    text = count_of([each for each in found if each.is_lock])
+    text = count_of(sum(each.is_lock for each in found))
     text += f", {untaken} waiting that no worker takes" if untaken else ""
     lost = sum(each.state == "without its lock" for each in found)
-    text += f", {lost} {'run' if lost == 1 else 'runs'} without a lock" if lost else ""
+    text += f", {count_of(lost, 'run')} without a lock" if lost else ""
     hint = "" if with_broken else " (--all shows them)"
     return text + (f", {broken} broken lately{hint}" if broken else "")

@@ -12,12 +12,12 @@ from typing import Any, Final
 
 from ..app.settings import app_locks
 from ..errors import LockUnavailable
+from ..inspection.listener import EVENTS, Listener
+from ..inspection.locks import Found, lock, snapshot
+from ..inspection.rooms import waiting
+from ..inspection.why import is_denied, why
 from ..protocol.holders import Holder
-from ..protocol.keys import lock_keys
-from .hear import EVENTS, Ear
-from .rooms import room_of
 from .screen import Line, Picture, screen
-from .survey import Found, all_locks, one_lock
 from .table import (
     ORDERS,
     described,
@@ -30,7 +30,6 @@ from .table import (
     waiting_table,
 )
 from .terminal import cut, plain, terminal_width, wrap
-from .why import is_denied, why
 
 #: What the keys do: in the table, as a filter is typed or set, and in a lock that is open. Beside
 #: the numbers of the lines, and a filter of `FILTER` columns, each fits a terminal of 80 columns.
@@ -49,12 +48,14 @@ class Rates:
     def __init__(self, app: Any) -> None:
         self._counts: collections.Counter[str] = collections.Counter()
         self._since = time.monotonic()
-        self.ear = Ear(app, self._count)
+        self.listener = Listener(app, self._count)
 
     @property
     def heard(self) -> str:
         """Why the rates may be wrong or missing; "" if events come."""
-        why = self.ear.trouble or ("" if self.ear.any else "no event yet: workers with -E?")
+        why = self.listener.trouble or (
+            "" if self.listener.any else "no event yet: workers with -E?"
+        )
         return f" ({why})" if why else ""
 
     def take(self) -> dict[str, float]:
@@ -119,7 +120,7 @@ class Watch:
         """
         self._counted = self._rates.take()
         try:
-            self._found = self._choose(all_locks(self._locks, self._app))
+            self._found = self._choose(snapshot(self._app))
             self._opened = self._read_open()
             self._seen_at, self.trouble = time.monotonic(), None
         except LockUnavailable as exc:
@@ -131,8 +132,8 @@ class Watch:
         """All about the lock that is open."""
         if not self._open:
             return []
-        slots = one_lock(self._locks, self._open, self._app)
-        room = room_of(self._locks.server, lock_keys(self._locks.prefix, self._open), self._app)
+        slots = lock(self._app, self._open)
+        (room,) = waiting(self._app, [self._open])
         lines = [line for each in slots for line in (*described(each), "")]
         lines = lines or ["Nobody holds it, and nobody waits for it.", ""]
         return [*lines, f"waiting: {room.total}", *waiting_table(room.waiting)]
@@ -280,7 +281,11 @@ def watch(
         LockUnavailable: the server does not allow it, or did not answer the last look.
     """
     rates = Rates(app)
-    with contextlib.closing(rates.ear), contextlib.suppress(KeyboardInterrupt), screen() as drawn:
+    with (
+        contextlib.closing(rates.listener),
+        contextlib.suppress(KeyboardInterrupt),
+        screen() as drawn,
+    ):
         watched = Watch(app, rates, choose, sort, limit)
         for number in itertools.count(1):
             watched.look()

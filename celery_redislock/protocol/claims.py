@@ -256,20 +256,6 @@ class Look(NamedTuple):
     ended: dict[str, tuple[str, str]]
 
 
-class Stored(NamedTuple):
-    """What is stored under a key.
-
-    Attributes:
-        exists: whether the key exists.
-        value: the stored text, or None if it is not a string.
-        left: milliseconds to live, -1 for ever.
-    """
-
-    exists: bool
-    value: bytes | None
-    left: int
-
-
 class Extension(NamedTuple):
     """What one lock's extension needs.
 

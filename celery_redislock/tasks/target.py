@@ -10,7 +10,7 @@ from ..app.settings import app_locks
 from ..protocol.holders import one_line
 from ..protocol.keys import LockKeys, lock_keys, name_of
 from ..protocol.names import NO_HEADERS
-from .task import SingletonTask, locked_tasks, takes_lock
+from .task import SingletonTask, locked_tasks
 
 
 class TargetError(Exception):
@@ -119,11 +119,3 @@ def locate(
     if target in app.tasks or args or kwargs or headers:
         return Target(keys_of_call(app, target, args, kwargs or {}, headers))
     return Target(lock_keys(prefix, target))
-
-
-def with_slots_of(app: Any, keys: LockKeys, tasks: Iterable[str | None]) -> LockKeys:
-    """The same lock with all slots that its tasks give it: keys and names do not tell how many."""
-    known = (app.tasks.get(name) for name in tasks)
-    limits = [task.lock_options.lock_limit for task in known if takes_lock(task)]
-    limit = max([len(keys.slots) + 1, *limits])
-    return lock_keys(app_locks(app).prefix, keys.name, limit)

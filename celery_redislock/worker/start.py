@@ -170,7 +170,7 @@ def _look_at_server(app: Any) -> Iterator[tuple[Any, ...]]:
     """
     from ..app.neighbours import BESIDE_OTHERS, IN_CACHE, REMEDY, caches_beside, strangers
     from ..protocol.exchange import UNKNOWN_TTL
-    from ..servers.looking import Looking
+    from ..servers.looking import eviction_policy, sample
 
     locks = app_locks(app)
     if locks.address is None:
@@ -186,8 +186,8 @@ def _look_at_server(app: Any) -> Iterator[tuple[Any, ...]]:
     for name, server in primaries.items():
         which = f"lock server {name}".rstrip()
         try:
-            policy = Looking(server).eviction_policy(UNKNOWN_TTL)
-            keys = [] if caches else Looking(server).sample(UNKNOWN_TTL)
+            policy = eviction_policy(server, UNKNOWN_TTL)
+            keys = [] if caches else sample(server, UNKNOWN_TTL)
         except LockUnavailable as exc:
             yield "redislock: the %s %s: %s", which, _what(exc), exc.reason
             continue

@@ -11,7 +11,7 @@ from ..table import ORDERS, show_lines
 from ..terminal import Column, grid, wrap
 
 if TYPE_CHECKING:
-    from ..survey import Found
+    from ...inspection.locks import Found
 
 FINDINGS: Final = (Column("LEVEL"), Column("CHECK"), Column("FOUND, AND WHAT TO DO", wrap, 21))
 
@@ -41,7 +41,7 @@ def watch(
     The arrows, PgUp and PgDn scroll; / filters; s and r sort; Tab chooses a lock, and Enter opens
     it; q ends it. While the server is away it shows what it saw last.
     """
-    from ..pick import chosen
+    from ...inspection.locks import chosen
     from ..watch import watch
 
     def choose(found: list[Found]) -> list[Found]:

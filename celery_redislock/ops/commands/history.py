@@ -1,4 +1,4 @@
-"""`celery redislock history`: the last runs, and how many duplicates were turned away.
+"""`celery redislock history`: the last runs, and how many duplicates were skipped or refused.
 
 Celery loads this module whenever one of its commands starts, so the module imports little.
 """
@@ -24,12 +24,21 @@ from ..command import (
     with_json,
     with_lock_or_filters,
 )
-from ..table import aligned, digest_of, in_units, moment, shortened, show_lines, telling_of
+from ..table import (
+    aligned,
+    count_of,
+    digest_of,
+    in_units,
+    moment,
+    shortened,
+    show_lines,
+    telling_of,
+)
 from ..terminal import Column, by_cutting, by_node, by_path, by_wrapping, grid, paragraph
 
 if TYPE_CHECKING:
-    from ...app.settings import AppLocks
-    from ..history import PastRun
+    from ...inspection.history import PastRun
+    from ...servers.server import Server
 
 #: The columns of a run that fit a terminal.
 COLUMNS: Final = (
@@ -97,13 +106,13 @@ def history(
             raise problem("--skips takes a task and no arguments: duplicates are counted by task")
         if since or ended or limit:
             raise problem("--skips shows all of 48 hours: it takes no --since, --ended or --limit")
-        with those_that_answer(app) as locks:
-            _show_skips(locks, naming.target or None, as_json)
+        with those_that_answer(app) as server:
+            _show_skips(app, server, naming.target or None, as_json)
         return
-    with those_that_answer(app) as locks:
+    with those_that_answer(app) as server:
         began = time.time() - since if since else None
         most = limit or (None if since else SHOWN)
-        runs, is_one_lock = _found(app, locks, naming, began, ended, most)
+        runs, is_one_lock = _found(app, server, naming, began, ended, most)
         shown = runs[:most]
         if as_json:
             print_json([run.to_dict() for run in shown])
@@ -115,7 +124,7 @@ def history(
 
 def _found(
     app: Any,
-    locks: AppLocks,
+    server: Server,
     naming: Naming,
     since: float | None,
     ended: tuple[str, ...],
@@ -124,23 +133,24 @@ def _found(
     """The runs that the user means, and whether all are runs of one lock. Where all must be read to
     find these, it is all of them, else one more than `most` at most.
     """
+    from ...app.settings import app_locks
+    from ...inspection.history import history
     from ...protocol.keys import name_of
-    from ..history import past_runs
     from ..pick import nothing_called, pick_past
 
     target = naming.target
-    whole: dict[str, Any] = {"since": since, "ended": ended, "running": True}
+    whole: dict[str, Any] = {"since": since, "ended": ended, "running": True, "server": server}
     limit = None if since or ended or most is None else most + 1
     if not target and not naming.has_arguments:
-        return past_runs(locks, **whole, limit=limit), False
-    if naming.has_arguments or name_of(locks.prefix, target) is not None:
-        return past_runs(locks, name=naming.locate(app).keys.name, **whole), True
-    if past_runs(locks, task=target, limit=1, running=True):
-        return past_runs(locks, task=target, **whole, limit=limit), False
-    name = pick_past(locks, naming.text)
-    runs = past_runs(locks, name=name, **whole)
+        return history(app, **whole, limit=limit), False
+    if naming.has_arguments or name_of(app_locks(app).prefix, target) is not None:
+        return history(app, name=naming.locate(app).keys.name, **whole), True
+    if history(app, task=target, limit=1, running=True, server=server):
+        return history(app, task=target, **whole, limit=limit), False
+    name = pick_past(app, naming.text, server)
+    runs = history(app, name=name, **whole)
     is_known = bool(runs) or target in app.tasks
-    if not is_known and not past_runs(locks, name=name, limit=1, running=True):
+    if not is_known and not history(app, name=name, limit=1, running=True, server=server):
         show_lines([str(nothing_called(app, naming.text))], err=True)
     return runs, True
 
@@ -150,7 +160,7 @@ def _summary(shown: Sequence[PastRun], left: int, is_counted: bool) -> str:
         return "no runs are kept that match"
     lapsed = sum(run.how == LAPSED for run in shown)
     more = f"; {lapsed} lapsed: nobody released the lock" if lapsed else ""
-    runs = f"{len(shown)} run{'s' if len(shown) > 1 else ''}{more}"
+    runs = f"{count_of(len(shown), 'run')}{more}"
     if not left:
         return runs
     return f"the last {runs}; {left if is_counted else 'some'} more are kept (--limit shows more)"
@@ -176,7 +186,7 @@ def _table(runs: Sequence[PastRun], is_one_lock: bool) -> list[str]:
 
 
 def _row(run: PastRun, ids: Mapping[str, str], digests: Mapping[str, str]) -> dict[str, str]:
-    from ..history import OUTSIDE
+    from ...inspection.history import OUTSIDE
 
     task = run.task or OUTSIDE
     return {
@@ -197,7 +207,7 @@ def _wide(runs: Sequence[PastRun]) -> list[str]:
 
 
 def _wide_row(run: PastRun) -> tuple[str, ...]:
-    from ..history import OUTSIDE
+    from ...inspection.history import OUTSIDE
 
     return (
         moment(run.began),
@@ -229,10 +239,10 @@ def _took(run: PastRun) -> str:
 # -- skips by the hour ------------------------------------------------------------------------
 
 
-def _show_skips(locks: AppLocks, task: str | None, as_json: bool) -> None:
-    from ..history import HOURS, OUTSIDE, turned_away
+def _show_skips(app: Any, server: Server, task: str | None, as_json: bool) -> None:
+    from ...inspection.history import HOURS, OUTSIDE, turned_away
 
-    tasks = turned_away(locks, task=task)
+    tasks = turned_away(app, task=task, server=server)
     if as_json:
         hours = [(task, *each) for task, counts in tasks.items() for each in counts.items()]
         print_json([{"task": task, "hour": hour, "turned_away": n} for task, hour, n in hours])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from ...inspection.states import KEPT, RUNNING, STATES
 from ..command import (
     Naming,
     print_json,
@@ -20,7 +21,6 @@ from ..command import (
     with_kwargs,
     with_lock,
 )
-from ..states import KEPT, RUNNING, STATES
 from ..table import (
     ORDERS,
     described,
@@ -35,9 +35,8 @@ from ..table import (
 from ..terminal import named_values, paragraph
 
 if TYPE_CHECKING:
-    from ...app.settings import AppLocks
+    from ...inspection.rooms import Room, Waiting
     from ...tasks.target import Target
-    from ..rooms import Room, Waiting
 
 #: How many waiting tasks are shown.
 SHOWN: Final = 100
@@ -51,7 +50,7 @@ SHOWN: Final = 100
 @click.option(
     "--state",
     "states",
-    type=click.Choice(STATES),
+    type=click.Choice([*STATES]),
     multiple=True,
     help="Only locks in this state. May be given again.",
 )
@@ -78,11 +77,11 @@ def list_(
     """List all locks: held, kept or waited for, and foreign values that block a key; and runs that
     go on without the lock that they lost.
     """
-    from ..pick import chosen, require_task
-    from ..survey import all_locks
+    from ...inspection.locks import chosen, snapshot
+    from ..pick import require_task
 
-    with those_that_answer(app) as locks:
-        every = all_locks(locks, app)
+    with those_that_answer(app) as server:
+        every = snapshot(app, server)
         require_task(app, task, chosen(every, task))
         found = in_order(chosen(every, task, node, older), sort, reverse)
         found = [each for each in found if not states or each.state in states]
@@ -118,23 +117,20 @@ def show(app: Any, naming: Naming, limit: int, as_json: bool) -> None:
     An ARG is read as JSON, or else as plain text. Of a TASK that the app does not know, it lists
     all that the server has; of a lock that is free, its last run, if that is kept.
     """
-    from ...app.settings import app_locks
-    from ..pick import nothing_called
-    from ..rooms import room_of
-    from ..survey import meant_by
+    from ...inspection.rooms import waiting
+    from ..pick import meant_by, nothing_called
 
-    locks = app_locks(app)
     if naming.has_arguments and _showed_unknown(app, naming.text, as_json):
         return
     meant = naming.locate(app)
-    found = meant_by(locks, meant, app)
+    found = meant_by(app, meant)
     if not found:
-        if _showed_unknown(app, naming.target, as_json) or _showed_free(locks, meant, as_json):
+        if _showed_unknown(app, naming.target, as_json) or _showed_free(app, meant, as_json):
             return
         if naming.is_name_of(meant):
             raise nothing_called(app, naming.text)
         raise problem(f"no such lock: nobody holds {meant.key} or waits for it")
-    room = room_of(locks.server, meant.keys, app, limit)
+    (room,) = waiting(app, [meant.keys.name], limit)
     if as_json:
         queue = [each.to_dict() for each in room.waiting]
         totals = {"room_total": room.total, "untaken": room.untaken}
@@ -144,9 +140,8 @@ def show(app: Any, naming: Naming, limit: int, as_json: bool) -> None:
     for each in found:
         show_lines(described(each))
     _show_waiting("waiting", room.waiting, room.total)
-    counts = [each.waiting for each in found]
-    if (in_slots := max(counts, default=0) - room.total) > 0:
-        click.echo(f"\nwaiting in pool slots: {in_slots}")
+    if room.in_slots:
+        click.echo(f"\nwaiting in pool slots: {room.in_slots}")
     if room.untaken:
         is_held = any(each.state in (*RUNNING, *KEPT) for each in found)
         show_lines(["", *paragraph(_about_untaken(room, is_held))])
@@ -163,12 +158,12 @@ def _about_untaken(room: Room, is_held: bool) -> str:
     return text
 
 
-def _showed_free(locks: AppLocks, meant: Target, as_json: bool) -> bool:
+def _showed_free(app: Any, meant: Target, as_json: bool) -> bool:
     """Show the last run of a lock that is free by now. False if the history does not know it."""
-    from ..history import past_runs
+    from ...inspection.history import history
     from ..pick import pick_past
 
-    runs = past_runs(locks, name=pick_past(locks, meant.keys.name), limit=1)
+    runs = history(app, name=pick_past(app, meant.keys.name), limit=1)
     if as_json and runs:
         nobody = {"locks": [], "room": [], "room_total": 0, "untaken": 0}
         print_json({**nobody, "last_run": runs[0].to_dict()})

@@ -9,7 +9,7 @@ import dataclasses
 from typing import Any, Final
 
 from ...errors import LockUnavailable
-from ...servers.looking import Looking
+from ...servers.looking import away
 from . import keys, rights, server, tasks, workers
 from .finding import OK, UNKNOWN, Finding
 from .patient import Check, Patient
@@ -79,11 +79,11 @@ def _of_server(patient: Patient, with_workers: bool) -> list[tuple[str, Finding]
     have.
     """
     try:
-        away = Looking(patient.locks.server).away()
+        wrong = away(patient.server)
     except LockUnavailable:
         return []  # what is said of each server says so
-    if away:
-        patient.locks = patient.locks.at(patient.locks.server.without(away))
+    if wrong:
+        patient.server = patient.server.without(wrong)
         return _run(OF_A_PART, patient)
     of_runs: Check = workers.check_workers if with_workers else workers.check_lost
     return _run({**OF_SERVER, "workers": of_runs}, patient)

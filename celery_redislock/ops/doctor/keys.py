@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ...app.brokers import broker_of
 from ...app.neighbours import BESIDE_OTHERS, IN_CACHE, REMEDY, caches_beside, strangers
 from ...protocol.keys import broker_of_sweep, sweep_pattern
-from ...servers.looking import Looking
+from ...servers.looking import sample, scan
 from ..table import count_of
 from .finding import ERROR, OK, WARNING, Finding, some
 from .patient import Patient
@@ -23,7 +23,7 @@ def check_prefix(patient: Patient) -> Iterator[Finding]:
     strange = [name for name in unknown if name not in waiting]
     if foreign:
         yield Finding(
-            ERROR, f"{len(foreign)} foreign values, such as {foreign[0].key!r}",
+            ERROR, f"{count_of(len(foreign), 'foreign value')}, such as {foreign[0].key!r}",
             "delete them, or set another redislock_prefix: they block their locks",
         )  # fmt: skip
     if renamed:
@@ -39,18 +39,19 @@ def check_prefix(patient: Patient) -> Iterator[Finding]:
     others = _other_brokers(patient)
     if others:
         yield Finding(
-            WARNING, f"workers with another broker use these locks ({others} such brokers): their"
-            " tasks and ours of one name and arguments are duplicates of each other",
+            WARNING,
+            f"workers with another broker use these locks ({count_of(others, 'such broker')}):"
+            " their tasks and ours of one name and arguments are duplicates of each other",
             "give each project its own redislock_prefix, unless they are to share locks",
         )  # fmt: skip
     if not (foreign or unknown or others):
-        yield Finding(OK, f"{patient.locks.prefix!r}, {count_of(locks)}")
+        yield Finding(OK, f"{patient.locks.prefix!r}, {count_of(len(locks))}")
 
 
 def _other_brokers(patient: Patient) -> int:
     """How many other brokers the running workers with our prefix have."""
     pattern = sweep_pattern(patient.locks.prefix)
-    pages = Looking(patient.locks.server).scan(pattern)
+    pages = scan(patient.server, pattern)
     return len({broker_of_sweep(key) for page in pages for key in page} - {broker_of(patient.app)})
 
 
@@ -59,7 +60,7 @@ def check_neighbours(patient: Patient) -> Iterator[Finding]:
     if caches_beside(patient.locks):
         return  # `check_caches` says so
     for name, server in patient.locks.server.shards().items():
-        others = strangers(patient.locks, patient.app.conf, Looking(server).sample())
+        others = strangers(patient.locks, patient.app.conf, sample(server))
         if others:
             which = f"lock server {name}".rstrip()
             yield Finding(WARNING, BESIDE_OTHERS % (which, others[0]), REMEDY)
@@ -79,11 +80,11 @@ def check_untaken(patient: Patient) -> Iterator[Finding]:
         yield Finding(OK, "no task waits that no worker takes")
         return
     count = sum(each.untaken for each in rooms.values())
-    tasks = "1 task" if count == 1 else f"{count} tasks"
+    where = f"{count_of(count, 'task')} of {count_of(len(rooms))}"
     first = next(iter(rooms.values()))
     yield Finding(
         WARNING,
-        f"{tasks} of {count_of(rooms)}, such as {first.key!r}: no worker takes them",
+        f"{where}, such as {first.key!r}: no worker takes {'it' if count == 1 else 'them'}",
         "does a worker with a free slot read their queue, and know the task? `celery redislock show"
         " KEY` names them; `drop-waiting KEY` ends them; after redislock_offer_for they end",
     )  # fmt: skip

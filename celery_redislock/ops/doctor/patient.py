@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from ...app.settings import AppLocks, app_locks
 from ...errors import LockUnavailable
-from ...servers.looking import Looking
+from ...inspection.locks import Found, snapshot
+from ...servers.looking import round_trips, server_info
 from ...servers.server import Server
 from ...tasks.task import SingletonTask, locked_tasks
-from ..survey import Found, all_locks
 from .finding import Finding
 
 #: How many round trips are timed.
@@ -23,17 +23,18 @@ class Patient:
 
     Args:
         app: the Celery app, with its tasks loaded.
-        server: the one of its Redis servers to look at; None for all of them.
+        server: the one of its Redis servers to look at, or those that answer; None for all.
     """
 
     def __init__(self, app: Any, server: Server | None = None) -> None:
         self.app = app
         self.locks: AppLocks = app_locks(app, refresh=True)
-        self._server = server
+        if server is not None:
+            self.server = server
 
-    @property
+    @cached_property
     def server(self) -> Server:
-        return self._server or self.locks.server
+        return self.locks.server
 
     @cached_property
     def tasks(self) -> list[SingletonTask]:
@@ -44,7 +45,7 @@ class Patient:
     def info(self) -> dict[str, str]:
         """The server's INFO; empty if this user may not read it."""
         try:
-            return Looking(self.server).server_info()
+            return server_info(self.server)
         except LockUnavailable:
             return {}
 
@@ -54,11 +55,11 @@ class Patient:
 
     @cached_property
     def trips(self) -> tuple[list[float], float]:
-        return Looking(self.server).round_trips(TRIPS)
+        return round_trips(self.server, TRIPS)
 
     @cached_property
     def survey(self) -> list[Found]:
-        return all_locks(self.locks)
+        return snapshot(self.app, self.server)
 
 
 Check = Callable[[Patient], Iterator[Finding]]

@@ -7,10 +7,11 @@ from typing import Final
 
 from ...app.options import LockOptions
 from ...errors import LockUnavailable
+from ...inspection.why import is_refused
 from ...servers.cluster import Cluster
-from ...servers.looking import Looking
+from ...servers.looking import reach, server_config
 from ...servers.talk import operation_timeout, refuses, said_of
-from ..why import is_refused
+from ..table import count_of
 from .finding import ERROR, OK, UNKNOWN, UNTOLD, WARNING, Finding, some
 from .patient import Patient
 
@@ -23,7 +24,7 @@ CLOCKS: Final = 1.0
 def check_server(patient: Patient) -> Iterator[Finding]:
     """Whether the server answers."""
     try:
-        Looking(patient.server).reach()
+        reach(patient.server)
     except LockUnavailable as exc:
         yield unreachable(exc)
         return
@@ -42,7 +43,7 @@ def unreachable(exc: LockUnavailable) -> Finding:
 
 def check_cluster(patient: Patient) -> Iterator[Finding]:
     """Which nodes a Redis Cluster has, and whether each slot has one."""
-    server = patient.locks.server
+    server = patient.server
     if not isinstance(server, Cluster):
         return
     nodes, without = server.topology()
@@ -95,7 +96,7 @@ def check_memory(patient: Patient) -> Iterator[Finding]:
     evicted = int(info.get("evicted_keys", 0))
     if evicted:
         yield Finding(
-            WARNING, f"{evicted} keys were evicted since the server started",
+            WARNING, f"keys evicted since the server started: {evicted}",
             "they may include locks; see maxmemory-policy",
         )  # fmt: skip
 
@@ -104,7 +105,7 @@ def check_persistence(patient: Patient) -> Iterator[Finding]:
     """Whether tasks that wait in Redis survive a restart."""
     server = patient.server
     aof = patient.info.get("aof_enabled") == "1"
-    save = Looking(server).server_config("save").get("save")
+    save = server_config(server, "save")
     parking = [task.name for task in patient.tasks if _parks(task.lock_options)]
     if aof or save:
         yield Finding(OK, "appendonly" if aof else f"snapshots, save {save}")
@@ -148,7 +149,8 @@ def check_replication(patient: Patient) -> Iterator[Finding]:
     elif (replicas := int(info.get("connected_slaves", 0))) < patient.locks.min_replicas:
         yield Finding(
             ERROR,
-            f"{_count(replicas)}: redislock_min_replicas asks {patient.locks.min_replicas}",
+            f"{count_of(replicas, 'replica')}: redislock_min_replicas asks"
+            f" {patient.locks.min_replicas}",
             "add replicas, or lower redislock_min_replicas: no lock can be taken",
         )  # fmt: skip
     elif replicas or sentinel:
@@ -157,14 +159,9 @@ def check_replication(patient: Patient) -> Iterator[Finding]:
         yield Finding(OK, "one master, without replicas")
 
 
-def _count(replicas: int) -> str:
-    return f"{replicas} replica{'' if replicas == 1 else 's'}"
-
-
 def _replicated(patient: Patient, replicas: int, sentinel: bool) -> Finding:
-    needed = Looking(patient.server).server_config("min-replicas-to-write")
-    serves_alone = needed.get("min-replicas-to-write") == "0"
-    what = f"{_count(replicas)}{', by sentinels' if sentinel else ''}"
+    serves_alone = server_config(patient.server, "min-replicas-to-write") == "0"
+    what = f"{count_of(replicas, 'replica')}{', by sentinels' if sentinel else ''}"
     if serves_alone:
         what += ", min-replicas-to-write 0"
     advice = "pass self.lock.fence to the resource where two runs at once would do harm"
@@ -193,7 +190,7 @@ def check_round_trip(patient: Patient) -> Iterator[Finding]:
 
 def check_timeouts(patient: Patient) -> Iterator[Finding]:
     """Whether the server closes connections between two extensions."""
-    idle = Looking(patient.server).server_config("timeout").get("timeout")
+    idle = server_config(patient.server, "timeout")
     longest = max((task.lock_options.lock_ttl for task in patient.tasks), default=30.0)
     bound = operation_timeout(patient.shortest_ttl)
     if idle is not None and idle.isdigit() and 0 < int(idle) <= longest / 3:

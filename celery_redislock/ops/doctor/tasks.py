@@ -16,6 +16,7 @@ from ...tasks.decide import longest_countdown
 from ...tasks.forgotten import WHY, forgotten
 from ...tasks.protect import errors_of, protect_tasks
 from ...tasks.task import SingletonTask
+from ..table import count_of
 from .finding import ERROR, OK, WARNING, Finding, some
 from .patient import Patient
 
@@ -32,7 +33,8 @@ def check_tasks(patient: Patient) -> Iterator[Finding]:
     elif not patient.tasks and not errors:
         yield Finding(WARNING, "no task takes locks", "use base=SingletonTask or redislock_tasks")
     elif patient.tasks:
-        yield Finding(OK, f"{len(patient.tasks)} take locks")
+        take = "take" if len(patient.tasks) > 1 else "takes"
+        yield Finding(OK, f"{count_of(len(patient.tasks), 'task')} {take} locks")
 
 
 def check_names(patient: Patient) -> Iterator[Finding]:

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from ...errors import LockUnavailable
+from ...inspection.locks import Found, snapshot
+from ...inspection.states import GOING_ON, RUNNING
 from ...protocol.holders import one_line
 from ...protocol.keys import name_of
-from ..states import RUNNING
-from ..survey import Found, all_locks
+from ..table import count_of
 from .finding import ERROR, OK, UNKNOWN, WARNING, Finding, some
 from .patient import Patient
 
@@ -72,9 +73,7 @@ def _lost(found: list[Found]) -> Iterator[Finding]:
             others = [
                 f"{other.holder} {'has' if other.state in RUNNING else 'also runs without'} it"
                 for other in found
-                if other.name == each.name
-                and other is not each
-                and other.state in (*RUNNING, "without its lock")
+                if other.name == each.name and other is not each and other.state in GOING_ON
             ]
             why = f" ({each.lost_because})" if each.lost_because else ""
             what = f"{each.holder} runs on without {each.name}, which it lost{why}"
@@ -126,8 +125,8 @@ def _findings(compared: Compared) -> Iterator[Finding]:
         )  # fmt: skip
     if not compared.differs and not compared.without:
         workers = len(compared.answered)
-        count = f"{workers} worker{'' if workers == 1 else 's'}"
-        yield Finding(OK, f"{count} and the server agree on {compared.agreed} held locks")
+        held = count_of(compared.agreed, "held lock")
+        yield Finding(OK, f"{count_of(workers, 'worker')} and the server agree on {held}")
 
 
 def _compare(patient: Patient) -> Compared:
@@ -139,7 +138,7 @@ def _compare(patient: Patient) -> Compared:
         for report in reports
         if report.get("task_id")
     }
-    found = all_locks(patient.locks)
+    found = snapshot(patient.app, patient.server)
     without = [each for each in found if each.state == "without its lock"]
     known = {(each.name, each.holder.task_id) for each in without if each.holder is not None}
     held = {

@@ -81,7 +81,7 @@ def test_each_task_with_wrong_options_is_an_error(redis_server, doctor):
     starts = ("redislock_tasks['plain']: ", "task report: lock_key ", "task sync: lock_ttl=0")
     for (_, what), start in zip(wrong, starts, strict=True):
         assert what.startswith(start)
-    assert right == ("ok", "3 take locks")
+    assert right == ("ok", "3 tasks take locks")
 
 
 def test_a_task_with_options_and_without_the_base_is_named(redis_server, doctor):

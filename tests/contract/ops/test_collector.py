@@ -30,13 +30,13 @@ def registered(app):
 
 def test_a_survey_that_takes_long_is_there_for_the_next_scrape(app, monkeypatch):
     monkeypatch.setattr(collector, "PATIENCE", 0.01)
-    goes_on, real = threading.Event(), collector.backlog
+    goes_on, real = threading.Event(), collector.figures
 
     def takes_long(locks):
         goes_on.wait(60)
         return real(locks)
 
-    monkeypatch.setattr(collector, "backlog", takes_long)
+    monkeypatch.setattr(collector, "figures", takes_long)
     registry = registered(app)
     assert list(registry.collect()) == [], "nothing is known yet"
     goes_on.set()
@@ -54,7 +54,7 @@ def test_what_fails_is_said_once_and_is_no_figure(app, monkeypatch, caplog):
         raise RuntimeError("a bug")
 
     with monkeypatch.context() as patched:
-        patched.setattr(collector, "backlog", fails)
+        patched.setattr(collector, "figures", fails)
         eventually(lambda: registry.get_sample_value("redislock_up") == 0, "it failed")
         eventually(lambda: list(registry.collect()) and len(surveys) > 2, "it is tried again")
         names = {each.name for each in registry.collect()}

@@ -10,7 +10,7 @@ from celery_redislock import LockUnavailable
 from celery_redislock.app.settings import app_locks
 from celery_redislock.ops.doctor.patient import Patient
 from celery_redislock.ops.doctor.server import check_round_trip
-from celery_redislock.servers.looking import Looking
+from celery_redislock.servers.looking import round_trips
 from celery_redislock.servers.rights import Rights
 from celery_redislock.worker.sweeper import Sweeper
 from tests.support.looking import make_app, run
@@ -61,7 +61,7 @@ def test_what_a_user_may_do_is_found_without_running_it(own_redis, label):
             *(True, False, True),
         ]
         assert client.keys("*") == []
-        assert Looking(store).round_trips(1), "the connection is in order"
+        assert round_trips(store, 1), "the connection is in order"
         for denied in ("multi", "discard", "rpush"):
             rights = ["+@all", f"-{denied}"]
             client.acl_setuser("poor", enabled=True, passwords="+x", keys=["*"], commands=rights)
@@ -74,5 +74,5 @@ def test_what_a_user_may_do_is_found_without_running_it(own_redis, label):
             else:
                 may = {"multi": None, "rpush": [False, True]}[denied]
                 assert Rights(theirs).may_queue(asked) == may
-            assert Looking(theirs).round_trips(1)
+            assert round_trips(theirs, 1)
         assert client.keys("*") == []

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from celery_redislock import operations
 from celery_redislock.app.entries import Entry
 from celery_redislock.operations import list_locks
-from celery_redislock.ops import orders
 from tests.support.looking import client_of, lock_of, make_app, park, run, take
 
 
@@ -19,7 +19,7 @@ def app(redis_server, label):
 
 def cut_off_after(count, proxy, monkeypatch, name):
     """The server goes away when this was called so often."""
-    original, calls = getattr(orders, name), []
+    original, calls = getattr(operations, name), []
 
     def then_away(*args, **options):
         reply = original(*args, **options)
@@ -28,7 +28,7 @@ def cut_off_after(count, proxy, monkeypatch, name):
             proxy.cut_off()
         return reply
 
-    monkeypatch.setattr(orders, name, then_away)
+    monkeypatch.setattr(operations, name, then_away)
 
 
 @pytest.mark.parametrize("as_json", [True, False])

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from celery_redislock.inspection import history as history_of
 from celery_redislock.protocol import calls, holders, past
 from celery_redislock.protocol.claims import Acquired, Busy, Claim, to_ms
 from celery_redislock.protocol.keys import BUCKETS, lock_keys, runs_of
 from celery_redislock.protocol.past import Past
 from celery_redislock.protocol.tokens import new_token
-from celery_redislock.servers.history import History
 from celery_redislock.servers.node import Node
 from celery_redislock.servers.server import Server
 from celery_redislock.servers.urls import source_from_url
@@ -48,7 +48,7 @@ def run(store: Server, claim: Claim, how: str = past.SUCCEEDED) -> int:
 
 
 def kept(store: Server, claim: Claim) -> list[Past]:
-    return list(History(store).runs([(claim.keys.history, claim.task)]))
+    return list(history_of.kept_runs(store, [(claim.keys.history, claim.task)]))
 
 
 def in_one_bucket(label: str) -> Iterator[str]:
@@ -64,17 +64,15 @@ def test_a_run_is_written_down_as_it_begins_and_as_it_ends(store, make, label) -
     (begun,) = kept(store, claim)
     assert (begun.fence, begun.how, begun.took) == (reply.fence, None, None)
     assert (begun.lock_id, begun.holder.task_id) == (claim.keys.lock_id, claim.task_id)
-    assert History(store).running(label, [begun]) == {reply.fence: 0}
+    assert history_of.running(store, label, [begun]) == {reply.fence: 0}
     store.run(
         calls.settle(claim, calls.Release(run_end=past.end_text(reply.fence, 1.5, past.FAILED)))
     )
     (ended,) = kept(store, claim)
     assert (ended.how, ended.took, ended.turned_away) == ("failed", 1.5, 0)
     assert ended.began == begun.began
-    assert History(store).running(label, [begun]) == {}
-    tasks = History(store).tasks(label, claim.keys.name)
-    assert list(tasks) == [claim.keys.history]
-    assert "pkg.task" in tasks[claim.keys.history]
+    assert history_of.running(store, label, [begun]) == {}
+    assert (claim.keys.history, "pkg.task") in history_of.lists_in(store, label, claim.keys.name)
 
 
 def test_asking_again_is_not_another_run_nor_is_a_release_that_is_sent_twice_lost(
@@ -149,7 +147,7 @@ def test_duplicates_are_counted_for_the_run_and_for_the_hour(store, inside, make
     store.run(calls.acquire(make(turned_away=True), "wait"))
     store.run(calls.turn_away(duplicate, reply.fence), once=True)
     store.run(calls.turn_away(duplicate, reply.fence - 1), once=True)  # another run's
-    assert sum(History(store).turned_away(label)[task].values()) == 5
+    assert sum(history_of.by_the_hour(store, label)[task].values()) == 5
     store.run(
         calls.settle(
             holder,
@@ -160,7 +158,7 @@ def test_duplicates_are_counted_for_the_run_and_for_the_hour(store, inside, make
     store.run(calls.acquire(make(task=task, turned_away=True)))  # another list says its end
     (only,) = kept(store, holder)
     assert only.turned_away == 5
-    assert sum(History(store).turned_away(label)[task].values()) == 6
+    assert sum(history_of.by_the_hour(store, label)[task].values()) == 6
     value = holders.decode(inside.get(holder.keys.lock).encode())
     assert value["turned_away"] == 6
 

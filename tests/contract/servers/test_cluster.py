@@ -22,7 +22,7 @@ from celery_redislock.servers import topology
 from celery_redislock.servers.cluster import Cluster
 from celery_redislock.servers.factory import server_at
 from celery_redislock.servers.hash_slots import SlotMap, slot_map
-from celery_redislock.servers.looking import Looking
+from celery_redislock.servers.looking import scan
 from celery_redislock.servers.node import Node
 from celery_redislock.servers.topology import Topology
 from celery_redislock.servers.urls import Nodes, source_from_url
@@ -84,7 +84,7 @@ def test_all_nodes_are_looked_at(own, store, label) -> None:
     names = names_on(own, label).values()
     for name in names:
         taken(store.run(calls.acquire(make_claim(name))))
-    found = [key.decode() for page in Looking(store).scan(f"redislock:*:{label}*") for key in page]
+    found = [key.decode() for page in scan(store, f"redislock:*:{label}*") for key in page]
     assert sorted(found) == sorted(lock_keys("redislock", name).lock for name in names)
     fences = in_all_buckets("redislock", "fence")
     replies = store.replies([("TIME",), *(("GET", key) for key in fences)])

@@ -19,6 +19,7 @@ from hypothesis.strategies import sampled_from
 
 from celery_redislock import LockUnavailable, RedisLock, SingletonTask
 from celery_redislock.errors import ConfigError
+from celery_redislock.inspection.locks import lost_of
 from celery_redislock.operations import holders, list_locks
 from celery_redislock.protocol import calls, rooms
 from celery_redislock.protocol.claims import (
@@ -34,7 +35,6 @@ from celery_redislock.protocol.claims import (
 from celery_redislock.servers import quorum
 from celery_redislock.servers.connections import pools_like
 from celery_redislock.servers.factory import server_at
-from celery_redislock.servers.looking import Looking
 from celery_redislock.servers.quorum import Quorum
 from celery_redislock.servers.scripts import sha_of
 from celery_redislock.servers.urls import source_from_url
@@ -92,7 +92,7 @@ def test_a_run_without_its_lock_tells_all_servers_until_it_ends(store, servers, 
     now = store.ask(rooms.server_time(keys.lock))
     store.ask(calls.mark_lost(keys, held.fence, held.value, "", now))
     assert holding(servers, keys.lost) == 3
-    _, (found,) = Looking(store).lost([keys.lost])
+    found = lost_of(store, [(keys.lost, keys.name)])
     assert [each.holder.task_id for each in found] == ["goes on"]
     store.ask(calls.unmark_lost(keys, held.fence))
     assert holding(servers, keys.lost) == 0

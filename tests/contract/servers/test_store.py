@@ -18,6 +18,9 @@ import pytest
 import redis
 
 from celery_redislock import Holder, LockUnavailable
+from celery_redislock.inspection import history
+from celery_redislock.inspection.locks import lost_of
+from celery_redislock.inspection.rooms import rooms_of
 from celery_redislock.protocol import calls, holders, lost, past, rooms
 from celery_redislock.protocol.claims import (
     EXTENDED,
@@ -33,8 +36,6 @@ from celery_redislock.protocol.clock import clock
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.protocol.notes import PUBLISHING
 from celery_redislock.protocol.rooms import UNTAKEN_AFTER
-from celery_redislock.servers.history import History
-from celery_redislock.servers.looking import Looking
 from celery_redislock.servers.restarts import info
 from celery_redislock.servers.server import Server
 from celery_redislock.testing import MemoryServer
@@ -304,9 +305,9 @@ def test_what_ran_is_in_the_history(store, label) -> None:
     assert store.run(calls.settle(claim, calls.Release(stray=True, run_end=past.DIED))).ours
     store.run(calls.turn_away(claim, 0), once=True)
 
-    runs = History(store).runs([(claim.keys.history, label)])
+    runs = history.kept_runs(store, [(claim.keys.history, label)])
     assert [each.how for each in runs] == ["died"]
-    assert sum(History(store).turned_away("redislock")[label].values()) == 1
+    assert sum(history.by_the_hour(store, "redislock")[label].values()) == 1
 
 
 def test_one_that_no_worker_has_taken_for_a_minute_counts_from_the_first_millisecond(
@@ -317,7 +318,9 @@ def test_one_that_no_worker_has_taken_for_a_minute_counts_from_the_first_millise
     seconds, micros = client.time()
     since = seconds * 1000 + micros // 1000 - UNTAKEN_AFTER * 1000
     client.zadd(keys.sent, {"a": since, "b": since + 30_000})
-    assert Looking(store).untaken([keys.sent]) == [1]
+    client.rpush(keys.room, "a", "b")
+    (room,) = rooms_of(store, "redislock", [label])
+    assert (room.total, room.untaken) == (2, 1)
 
 
 def test_a_run_without_its_lock_is_told_until_it_ends_or_nobody_says_so(
@@ -334,8 +337,8 @@ def test_a_run_without_its_lock_is_told_until_it_ends_or_nobody_says_so(
         store.ask(calls.mark_lost(keys, run.fence, run.value, 'it said "no"', now))
 
     def told() -> list[tuple[str | None, str]]:
-        _, (found,) = Looking(store).lost([keys.lost])
-        return [(each.holder.task_id, each.why) for each in found]
+        found = lost_of(store, [(keys.lost, keys.name)])
+        return [(each.holder.task_id, each.lost_because) for each in found]
 
     assert told() == []
     for run in runs:

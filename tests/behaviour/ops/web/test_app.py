@@ -303,7 +303,7 @@ def test_every_wrong_token_is_logged(site, caplog):
     for _ in range(3):
         assert site.order({}, "a-guess-of-the-token").status_code == 401
     lines = [each.getMessage() for each in caplog.records if "token" in each.getMessage()]
-    assert lines == ["redislock: the page refused an order from 127.0.0.1: wrong token"] * 3
+    assert lines == ["redislock: the page refused an action from 127.0.0.1: wrong token"] * 3
 
 
 def test_an_order_that_is_none_is_refused(site, app, client, label):
@@ -486,7 +486,7 @@ def test_the_command_prints_where_it_is_and_a_token_that_it_made(redis_server, t
         process.terminate()
         _, errors = process.communicate(timeout=20)
     (told,) = errors.splitlines()[1:]  # after where the locks are; and it ends without a word
-    assert told == "redislock: the page refused an order from 127.0.0.1: wrong token"
+    assert told == "redislock: the page refused an action from 127.0.0.1: wrong token"
 
 
 def test_a_port_that_is_taken_is_an_error_in_one_line(app):

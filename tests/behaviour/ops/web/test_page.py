@@ -284,7 +284,7 @@ def test_trouble_comes_first_and_says_what_it_is(page, app, client):
     with opened(page, app):
         lines = page.locator("#rows tr")
         expect(lines).to_have_count(3)
-        expect(lines.nth(0)).to_contain_text(re.compile("report.*no sign for [5-9]m"))
+        expect(lines.nth(0)).to_contain_text(re.compile("report.*no heartbeat for [5-9]m"))
         expect(lines.nth(1)).to_contain_text(re.compile(r"account.*1h\d\dm.*longer than 5m00s"))
         expect(lines.nth(2)).to_have_attribute("data-trouble", "false")
         page.locator("#query").fill("is:trouble")

@@ -1,0 +1,74 @@
+"""What an app's settings and tasks say of its locks."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from ..app.internals import real_app
+from ..app.settings import app_locks
+from ..protocol.canonical import digest
+from ..protocol.holders import one_line
+from ..protocol.keys import name_of
+from ..servers.looking import read
+from ..tasks.task import locked_tasks
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class About:
+    """What is known without asking the server.
+
+    Attributes:
+        app: the Celery app.
+        name: its name.
+        server: its lock server, for people.
+        prefix: what its locks' keys begin with.
+        history: how many runs of each lock are kept; 0 for none.
+        warn_after: the tasks' `lock_warn_after` in seconds, where it is set.
+        limits: the tasks' `lock_limit`, where it is more than one.
+        no_arguments: the digest in the name of a lock whose call has no arguments.
+    """
+
+    app: Any
+    name: str
+    server: str
+    prefix: str
+    history: int
+    warn_after: dict[str, float]
+    limits: dict[str, int]
+    no_arguments: str = dataclasses.field(default_factory=lambda: digest({}))
+
+    def name_of(self, key: str) -> str | None:
+        """The name of the lock with this key; None if this is no key of a lock."""
+        return name_of(self.prefix, key)
+
+
+def server_time(app: Any) -> float:
+    """The lock server's time in Unix seconds.
+
+    Raises:
+        LockUnavailable: the server did not answer, or does not allow it.
+    """
+    return read(app_locks(app).server, [])[0]
+
+
+def about(app: Any) -> About:
+    """What is known of this app's locks. Its tasks are bound first.
+
+    Raises:
+        ConfigError: the settings are wrong, or name no server.
+    """
+    app = real_app(app)
+    app.finalize()
+    locks = app_locks(app)
+    locks.require_address()
+    options = {task.name: task.lock_options for task in locked_tasks(app)}
+    return About(
+        app=app,
+        name=one_line(str(app.main or "")),
+        server=locks.describe_server(),
+        prefix=locks.prefix,
+        history=locks.history,
+        warn_after={k: each.lock_warn_after for k, each in options.items() if each.lock_warn_after},
+        limits={k: each.lock_limit for k, each in options.items() if each.lock_limit > 1},
+    )

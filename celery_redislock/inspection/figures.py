@@ -1,0 +1,89 @@
+"""Figures of each task: how many locks are in which state, how many tasks wait, and how long."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter, defaultdict
+from typing import Any, Final
+
+from ..app.settings import app_locks
+from ..protocol.holders import one_line
+from .history import last_successes
+from .locks import Found, Walk
+from .rooms import Room
+from .states import RUNNING
+
+#: Counts what has no task: foreign values, locks that are being handed over, and entries that
+#: cannot be read.
+NO_TASK: Final = "unknown"
+
+
+@dataclasses.dataclass(slots=True)
+class Figures:
+    """The figures of one task.
+
+    Attributes:
+        locks: how many locks are in each state; and how many runs go on without their lock. See
+            `states.State`.
+        oldest_holder: seconds for which the oldest run has held its lock.
+        waiting: how many tasks wait in waiting rooms.
+        oldest_waiter: seconds since the earliest arrival among the first tasks of all rooms, but
+            for those that wait for quiet.
+        untaken: how many waiting tasks no worker takes.
+        last_success: Unix time at which its last successful run ended; None if not known.
+        warn_after: its `lock_warn_after` in seconds; None if not known.
+    """
+
+    locks: Counter[str] = dataclasses.field(default_factory=Counter)
+    oldest_holder: float = 0.0
+    waiting: int = 0
+    oldest_waiter: float = 0.0
+    untaken: int = 0
+    last_success: float | None = None
+    warn_after: float | None = None
+
+    def count(self, each: Found) -> None:
+        self.locks[each.state] += 1
+        if each.state in RUNNING:
+            self.oldest_holder = max(self.oldest_holder, each.held_for or 0.0)
+
+    def count_room(self, room: Room) -> None:
+        self.untaken += room.untaken
+        self.waiting += room.total
+        if room.waiting and room.quiet_in is None:
+            self.oldest_waiter = max(self.oldest_waiter, room.waiting[0].age or 0.0)
+
+
+def figures(app: Any) -> dict[str, Figures]:
+    """The figures of all tasks that have something in the server, by the task's name.
+
+    A waiting room counts for the task of its first entry: reading all of a long one would take the
+    server too long.
+
+    Raises:
+        LockUnavailable: the server did not answer, or does not allow it.
+    """
+    locks = app_locks(app)
+    by_task: defaultdict[str, Figures] = defaultdict(Figures)
+    walk, awaited = Walk(locks.server, locks.prefix), {}
+    for each in walk.slots():
+        by_task[_shown(each.task)].count(each)
+    for room in walk.rooms():
+        by_task[_shown(room.task)].count_room(room)
+        if not walk.is_taken(room.name):
+            awaited[room.name] = (_shown(room.task), room.state)
+    for each in walk.taken_since(awaited):
+        by_task[_shown(each.task)].count(each)
+    for name, (task, state) in awaited.items():
+        if not walk.is_taken(name):
+            by_task[task].locks[state] += 1
+    for each in walk.lost():
+        by_task[_shown(each.task)].count(each)
+    for task, at in last_successes(locks.server, locks.prefix).items():
+        by_task[_shown(task)].last_success = at
+    return dict(by_task)
+
+
+def _shown(task: str | None) -> str:
+    # `one_line`: a sender may put text into the name that no scrape can encode.
+    return one_line(task) if task else NO_TASK

@@ -1,0 +1,302 @@
+"""The last runs of the locks, and the duplicates that were skipped or refused. Most of this is
+written by the scripts that take and release locks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from redis.exceptions import ResponseError
+
+from ..app.settings import app_locks
+from ..protocol import holders, past
+from ..protocol.holders import cut
+from ..protocol.keys import in_all_buckets, keys_of_lock_id, lock_keys, runs_of
+from ..protocol.lost import marks_in
+from ..protocol.past import Past
+from ..protocol.rooms import pairs_in
+from ..servers.looking import unix_time
+from ..servers.server import Server
+from .locks import matches
+
+#: What `list` and `history` show as the task of a `RedisLock`.
+OUTSIDE: Final = "RedisLock"
+#: Hours for which duplicates are counted.
+HOURS: Final = 48
+#: How many keys are read in one round trip.
+AT_ONCE: Final = 500
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class PastRun:
+    """A run that had a lock.
+
+    Attributes:
+        key: the lock's whole key.
+        name: the lock's name.
+        task: the task's name, or None for a `RedisLock`.
+        task_id: the task's id.
+        attempt: the task's `retries`.
+        node: the worker's node name, or the host's name.
+        pid: the process.
+        fence: the fencing token of its acquisition.
+        label: what the task's `lock_label` made of the call, or None.
+        began: when the run took the lock: Unix time by the lock server's clock.
+        ended: when the run released the lock; None while it runs, or if the lock lapsed.
+        how: "succeeded", "failed", "retried", "ignored", "rejected", "replaced" (by a newer run),
+            "lost" (it owned the lock no more; it may go on), "broken" (by an operator), "died" (its
+            process did),
+            "terminated" (the worker ended its process), "not run" (the run had the lock, but no
+            body ran), "released" (a `RedisLock`), "lapsed" (nobody released it: its worker
+            died or was cut off), or "running".
+        turned_away: how many duplicates were skipped or refused because of it.
+    """
+
+    key: str
+    name: str
+    task: str | None
+    task_id: str | None
+    attempt: int
+    node: str | None
+    pid: int | None
+    fence: int
+    label: str | None
+    began: float
+    ended: float | None
+    how: str
+    turned_away: int
+
+    @property
+    def took(self) -> float | None:
+        """Seconds for which the run had the lock; None if `ended` is None."""
+        return None if self.ended is None else self.ended - self.began
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def history(
+    app: Any,
+    *,
+    task: str | None = None,
+    name: str | None = None,
+    since: float | None = None,
+    ended: Collection[str] = (),
+    limit: int | None = None,
+    running: bool = False,
+    server: Server | None = None,
+) -> list[PastRun]:
+    """The runs in the history, sorted by when they began, the latest first.
+
+    Args:
+        app: the Celery app.
+        task: only runs of this task, or of tasks that match this glob; "RedisLock" for locks
+            outside tasks.
+        name: only runs of the lock with this name.
+        since: only runs that ended later than this Unix time, or began later.
+        ended: only runs that ended in one of these ways, see `PastRun.how`; empty for all.
+        limit: how many runs at most.
+        running: also the runs that still have their lock.
+        server: look here, instead of the app's server: those of its nodes that answer.
+
+    Raises:
+        LockUnavailable: the server did not answer, or does not allow it.
+    """
+    locks = app_locks(app)
+    server, prefix = server or locks.server, locks.prefix
+    name = name and lock_keys(prefix, name).name
+    lists = [
+        (bucket, each)
+        for bucket, each in lists_in(server, prefix, name)
+        if task is None or matches(each or OUTSIDE, task)
+    ]
+    most = None if name or since is not None or ended else limit
+    wanted = [
+        run
+        for run in _read(server, prefix, lists, most)
+        if (name is None or run.name == name)
+        and (running or run.how != past.RUNNING)
+        and (since is None or (run.ended or run.began) >= since)
+        and (not ended or run.how in ended)
+    ]
+    return sorted(wanted, key=lambda run: -run.began)[:limit]
+
+
+def turned_away(
+    app: Any, *, task: str | None = None, server: Server | None = None
+) -> dict[str, dict[int, int]]:
+    """How many duplicates were skipped or refused in each of the last 48 hours, by task.
+
+    Args:
+        app: the Celery app.
+        task: only of this task, or of tasks that match this glob.
+        server: as for `history`.
+
+    Returns:
+        For each task, the count by the hour's beginning as a Unix time, without empty hours.
+
+    Raises:
+        LockUnavailable: the server did not answer, or does not allow it.
+    """
+    locks, first = app_locks(app), time.time() - HOURS * 3600
+    return {
+        cut(each): kept
+        for each, hours in sorted(by_the_hour(server or locks.server, locks.prefix).items())
+        if (task is None or matches(each, task))
+        and (kept := {hour: count for hour, count in sorted(hours.items()) if hour > first})
+    }
+
+
+# -- what the server has ----------------------------------------------------------------------
+
+
+def lists_in(server: Server, prefix: str, name: str | None = None) -> list[tuple[str, str]]:
+    """The lists of runs: the key of each one's bucket's history, and its task; "" for `RedisLock`.
+
+    Args:
+        server: the server.
+        prefix: what every key begins with.
+        name: look only into the bucket of the lock with this name; None for all buckets.
+    """
+    buckets = in_all_buckets(prefix, "history")
+    if name is not None:
+        buckets = [lock_keys(prefix, name).history]
+    replies = _ask(server, [("ZRANGEBYSCORE", each, "-inf", "+inf") for each in buckets], [])
+    return [
+        (bucket, task.decode(errors="replace"))
+        for bucket, reply in zip(buckets, replies, strict=True)
+        for task in reply
+    ]
+
+
+def kept_runs(
+    server: Server, lists: Iterable[tuple[str, str]], most: int | None = None
+) -> Iterator[Past]:
+    """The runs that are kept in these lists; `most` of the newest of each, None for all."""
+    # Read ten runs more: records of other runs may come between those of one run.
+    first = 0 if most is None else -past.RECORDS * (most + 10)
+    for reply in _ask(server, [("LRANGE", runs_of(*each), first, -1) for each in lists], []):
+        yield from past.runs_in(reply)
+
+
+def last_successes(server: Server, prefix: str) -> dict[str, float]:
+    """When a run of each task last succeeded, as Unix time by the lock server's clock. Reads the
+    last record of a list; if it is no success, the last runs; if they have none, all runs.
+
+    Raises:
+        LockUnavailable: the server did not answer, or does not allow it.
+    """
+    lists = [each for each in lists_in(server, prefix) if each[1]]
+    latest: dict[str, float] = {}
+    for first in (-1, -10 * past.RECORDS, 0):
+        replies = _ask(server, [("LRANGE", runs_of(*each), first, -1) for each in lists], [])
+        times = [past.last_success(reply) for reply in replies]
+        for (_, task), at in zip(lists, times, strict=True):
+            if at is not None:
+                latest[task] = max(at, latest.get(task, at))
+        lists = [
+            each
+            for each, at in zip(lists, times, strict=True)
+            if at is None and (first == -1 or each[1] not in latest)
+        ]
+    return latest
+
+
+def by_the_hour(server: Server, prefix: str) -> dict[str, dict[int, int]]:
+    """How many duplicates of each task were skipped or refused, by the hour's Unix time."""
+    counts: dict[str, dict[int, int]] = {}
+    keys = in_all_buckets(prefix, "turned")
+    for reply in _ask(server, [("HGETALL", key) for key in keys], []):
+        for task, text in pairs_in(reply):
+            hours = counts.setdefault(task, {})
+            for hour, count in past.per_hour(text.encode()).items():
+                hours[hour] = hours.get(hour, 0) + count
+    return counts
+
+
+def running(server: Server, prefix: str, runs: Sequence[Past]) -> dict[int, int]:
+    """The runs among these that still have their locks, by their fences: how many duplicates were
+    skipped or refused because of each so far. Until a run ends, only the lock's value has this.
+    """
+    slots = [slot for lock_id in {run.lock_id for run in runs} for slot in _slots(prefix, lock_id)]
+    values = _ask(server, [("GET", slot) for slot in slots], None)
+    told = ((*holders.read(value, None), value) for value in values if value)
+    alive = {
+        record["token"]: past.turned_away_by(value)
+        for record, holder, value in told
+        if record and holder and not (holder.cooling_down or holder.held_for_retry)
+    }
+    return {run.fence: alive[run.token] for run in runs if run.token in alive}
+
+
+def _slots(prefix: str, lock_id: str) -> tuple[str, ...]:
+    """The keys of the lock with this id; none if this is no lock id."""
+    try:
+        keys = keys_of_lock_id(prefix, lock_id)
+    except ValueError:
+        return ()
+    return keys.lock, *keys.slots
+
+
+def _read(
+    server: Server, prefix: str, lists: list[tuple[str, str]], most: int | None
+) -> Iterator[PastRun]:
+    """The runs in these lists, and how those ended that have no recorded end."""
+    runs = list(kept_runs(server, lists, most))
+    alive = running(server, prefix, [run for run in runs if run.how is None])
+    doubtful = [run for run in runs if run.how is None and run.fence not in alive]
+    going_on = _going_on(server, prefix, doubtful)
+    # Read these again: each lapsed, or ended since (one script records the end and releases).
+    where = {(lock_keys(prefix, _name(run.lock_id)).history, run.holder.task) for run in doubtful}
+    again = [(bucket, task) for bucket, task in lists if (bucket, task or None) in where]
+    now = {run.token: run for run in kept_runs(server, again)}
+    for each in runs:
+        run = now.get(each.token, each)
+        lost = run.how is None and run.fence in going_on
+        yield _past_run(prefix, run._replace(how=past.LOST) if lost else run, alive)
+
+
+def _going_on(server: Server, prefix: str, runs: list[Past]) -> set[int | None]:
+    """The fences of the runs of these locks that go on without their locks."""
+    keys = sorted({lock_keys(prefix, _name(run.lock_id)).lost for run in runs})
+    if not keys:
+        return set()
+    now, *replies = _ask(server, [("TIME",), *(("HGETALL", key) for key in keys)], None)
+    return {each.holder.fence for reply in replies for each in marks_in(reply, unix_time(now))}
+
+
+def _name(lock_id: str) -> str:
+    """The name of the lock with this id."""
+    return re.sub(r"^\d+\|", "", lock_id)
+
+
+def _past_run(prefix: str, run: Past, alive: Mapping[int, int]) -> PastRun:
+    keys, holder = lock_keys(prefix, _name(run.lock_id)), run.holder
+    return PastRun(
+        key=keys.lock,
+        name=keys.name,
+        task=holder.task,
+        task_id=holder.task_id,
+        attempt=holder.attempt,
+        node=holder.node,
+        pid=holder.pid,
+        fence=run.fence,
+        label=holder.label,
+        began=run.began,
+        ended=None if run.took is None else run.began + run.took,
+        how=run.how or (past.RUNNING if run.fence in alive else past.LAPSED),
+        turned_away=run.turned_away or alive.get(run.fence, 0),
+    )
+
+
+def _ask(server: Server, commands: Iterable[Sequence[Any]], default: Any) -> Iterator[Any]:
+    """The replies to these commands; the default for each key of another type."""
+    left = iter(commands)
+    while batch := list(itertools.islice(left, AT_ONCE)):
+        for reply in server.replies(batch, wrong_type=True):
+            yield default if isinstance(reply, ResponseError) else reply

@@ -1,0 +1,116 @@
+"""Celery's events, as they come: what workers tell of their runs and of the locks."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from ..app import outcomes
+from ..lock.right import BROKEN
+from ..protocol.holders import one_line
+from ..protocol.keys import name_of
+from ..protocol.log import get_logger
+
+logger = get_logger()
+
+#: The beginning of the types of our events.
+EVENTS: Final = "task-lock-"
+#: What our events tell of duplicates that were skipped or refused, not of those that were replaced.
+TURNED_AWAY: Final = frozenset(each.event for each in outcomes.TURNED_AWAY)
+#: Seconds between two tries to reach the broker.
+AGAIN: Final = 2.0
+#: What an event of ours tells, and the event's fields that have it.
+_ABOUT: Final = {
+    "task": "redislock_task",
+    "attempt": "redislock_attempt",
+    "outcome": "redislock_outcome",
+    "by": "redislock_holder_task_id",
+    "reason": "redislock_reason",
+    "countdown": "redislock_countdown",
+    "node": "hostname",
+    "label": "redislock_label",
+}
+
+
+class Told(NamedTuple):
+    """What one of our events tells.
+
+    Attributes:
+        what: what happened: "acquired", "skipped", "deferred", "lost", "broken" and so on.
+        name: the lock's name.
+        task_id: the task's id.
+        about: what else is known: see `_ABOUT`; of a broken lock also `by_whom`.
+    """
+
+    what: str
+    name: str
+    task_id: str
+    about: dict[str, Any]
+
+
+def told(prefix: str, event: dict[str, Any]) -> Told | None:
+    """What this event tells of a lock whose key has this prefix; None if it is none of ours."""
+    kind, name = str(event.get("type", "")), name_of(prefix, str(event.get("redislock_key", "")))
+    if not kind.startswith(EVENTS) or name is None:
+        return None
+    what, task_id = kind.removeprefix(EVENTS), str(event.get("uuid", ""))
+    about = {to: event[of] for to, of in _ABOUT.items() if event.get(of) is not None}
+    reason = str(about.get("reason", ""))
+    if what == "lost" and reason.startswith(BROKEN):
+        what, about["by_whom"] = "broken", reason.removeprefix(BROKEN).removeprefix(": ")
+    return Told(what, name, task_id, {**about, "task_id": task_id})
+
+
+class Listener:
+    """Hands over Celery's events as they come, until it is closed.
+
+    Args:
+        app: the Celery app.
+        heard: is called with each event, in the thread.
+    """
+
+    def __init__(self, app: Any, heard: Callable[[dict[str, Any]], None]) -> None:
+        self._app = app
+        self._heard = heard
+        self._closed = threading.Event()
+        #: Whether any event of a worker's tasks has come. Workers send these with -E only.
+        self.any = False
+        #: Why no event can come, in one line; "" if events can.
+        self.trouble = "no events: not yet connected to the broker"
+        threading.Thread(target=self._run, name="redislock-listener", daemon=True).start()
+
+    def close(self) -> None:
+        """End the thread within a few seconds, without waiting for that."""
+        self._closed.set()
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            try:
+                with self._app.connection_for_read() as connection:
+                    self._listen(connection)
+            except Exception as exc:
+                self.trouble = one_line(f"no events: {type(exc).__name__}: {exc}")
+                logger.debug("redislock: %s", self.trouble)
+                self._closed.wait(AGAIN)
+
+    def _listen(self, connection: Any) -> None:
+        # `Receiver` would try for some seconds before it says that the broker is away; and its
+        # `capture` opens a second connection, retries it for ever, and logs a traceback each time.
+        connection.ensure_connection(max_retries=len(connection.alt))
+        receiver = self._app.events.Receiver(connection, handlers={"*": self._take})
+        (consumer,) = receiver.get_consumers(connection.Consumer, None)
+        with consumer:
+            while not self._closed.is_set():
+                with contextlib.suppress(TimeoutError):
+                    connection.drain_events(timeout=1.0)
+                connection.heartbeat_check()
+                self.trouble = ""
+
+    def _take(self, event: dict[str, Any]) -> None:
+        kind = str(event.get("type", ""))
+        # Senders send task-sent, and a worker without -E sends only that it is alive.
+        if kind.startswith("task-") and kind != "task-sent":
+            self.any = True
+        self._heard(event)

@@ -1,0 +1,380 @@
+"""The locks that are held, kept, waited for or lately broken, and the runs that go on without the
+lock that they lost.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, Final, TypeAlias
+
+from ..app.settings import app_locks
+from ..protocol import holders, past
+from ..protocol.holders import Holder
+from ..protocol.keys import MAX_LIMIT, is_slot, key_parts, lock_keys, lock_pattern
+from ..protocol.lost import marks_in
+from ..servers.looking import read, scan, unix_time
+from ..servers.server import Server
+from .rooms import Room, rooms_of
+from .states import NO_LOCK, RUNNING, KeptFor, State, kept_for, state_of_holder
+
+#: A key, and the name of its lock.
+Named: TypeAlias = "tuple[bytes | str, str]"
+
+#: How many keys are read in one round trip.
+BATCH: Final = 500
+#: No holder extends its lock for longer, in ms: a year. Anybody may write a record.
+LONGEST_TTL: Final = 366 * 86400 * 1000
+#: The kinds of keys that a walk notes, besides the slots.
+NOTED: Final = ("room", "waiters", "broken", "lost")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """One slot of a lock, as Redis has it; or a run that goes on without the lock that it lost.
+
+    Attributes:
+        key: the slot's whole key. For a run without its lock: a key and the run's fence.
+        name: the lock's name.
+        state: see `states.State`.
+        kept_for: if the state is "kept": for what.
+        due_in: if the state is "waits for quiet": the seconds until that is over.
+        due_at: that time, a Unix time by the lock server's clock.
+        holder: who holds it, or held it last. For a lock that nobody holds: the first task that
+            waits.
+        token: the holder's token.
+        held_for: seconds since it was taken.
+        lives_for: seconds until it expires if the holder dies now; None for ever.
+        expires_at: the Unix time at which it expires, by the lock server's clock.
+        ttl: seconds to which its holder extends it, again and again; None if nobody does.
+        broken_by: who broke the lock, if its state is "broken" and that is known.
+        lost_because: why the run lost the lock, if it goes on without it.
+        queue: the queue that the call named whose message has the lock, if it named one.
+        turned_away: how many duplicates ended without a run because of this holder.
+        waiting: how many tasks wait for the lock, in its room and in pool slots.
+        untaken: how many of them no worker has taken, for a minute or more since they were offered.
+    """
+
+    key: str
+    name: str
+    state: State
+    kept_for: KeptFor | None = None
+    due_in: float | None = None
+    due_at: float | None = None
+    holder: Holder | None = None
+    token: str | None = dataclasses.field(default=None, repr=False)
+    held_for: float | None = None
+    lives_for: float | None = None
+    expires_at: float | None = None
+    ttl: float | None = None
+    broken_by: str | None = None
+    lost_because: str | None = None
+    queue: str | None = None
+    turned_away: int = 0
+    waiting: int = 0
+    untaken: int = 0
+
+    @property
+    def task(self) -> str:
+        """The holder's task."""
+        if self.holder is None or self.state in ("foreign", "broken"):
+            return ""
+        return self.holder.task or "RedisLock"
+
+    @property
+    def in_words(self) -> str:
+        """The state, and what it is kept for or told."""
+        if self.kept_for is not None:
+            return f"kept for {self.kept_for}"
+        is_replaced = self.holder is not None and self.holder.replaced_by is not None
+        return f"{self.state}, replaced" if is_replaced else self.state
+
+    @property
+    def is_lock(self) -> bool:
+        """Whether this is a lock: held, kept or waited for."""
+        return self.state not in NO_LOCK
+
+    @property
+    def mark(self) -> str | None:
+        """A digest of the holder's token. It tells this holder from the next one, and proves
+        nothing to Redis. None if there is no holder whose lock could be broken.
+        """
+        if self.token is None:
+            return None
+        text = f"{self.key}\n{self.token}\n{self.kept_for == 'a waiter'}"
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, without the token."""
+        holder = self.holder or Holder()
+        return {
+            "task": self.task or None,
+            "key": self.key,
+            "name": self.name,
+            "label": holder.label,
+            "state": self.state,
+            "kept_for": self.kept_for,
+            "due_in": self.due_in,
+            "task_id": holder.task_id,
+            "attempt": holder.attempt,
+            "node": holder.node,
+            "pid": holder.pid,
+            "acquired_at": holder.acquired_at,
+            "held_for": self.held_for,
+            "lives_for": self.lives_for,
+            "ttl": self.ttl,
+            "turned_away": self.turned_away,
+            "waiting": self.waiting,
+            "untaken": self.untaken,
+            "fence": holder.fence,
+            "replaced_by": holder.replaced_by,
+            "broken_by": self.broken_by,
+            "lost_because": self.lost_because,
+            "queue": self.queue,
+        }
+
+
+# -- all locks --------------------------------------------------------------------------------
+
+
+def snapshot(app: Any, server: Server | None = None) -> list[Found]:
+    """Every lock that is held, waited for or lately broken, and every run that goes on without one.
+
+    Args:
+        app: the Celery app.
+        server: look here, instead of the app's server: those of its nodes that answer.
+
+    Raises:
+        LockUnavailable: the server did not answer, or does not allow it.
+    """
+    locks = app_locks(app)
+    walk = Walk(server or locks.server, locks.prefix)
+    held = [*walk.slots()]
+    rooms = {room.name: room for room in walk.rooms(app)}
+    held += walk.taken_since(rooms)
+    awaited = [room for room in rooms.values() if not walk.is_taken(room.name)]
+    return [
+        *(_with_room(each, rooms.get(each.name)) for each in held),
+        *walk.broken(rooms),
+        *(_awaited(locks.prefix, room) for room in awaited),
+        *walk.lost(),
+    ]
+
+
+class Walk:
+    """One walk over all keys of a prefix. It keeps little of each lock: there may be a million.
+    `slots` comes first.
+    """
+
+    def __init__(self, server: Server, prefix: str) -> None:
+        self._server, self._prefix = server, prefix
+        #: Of each kind, the keys by the locks' names.
+        self._noted: dict[str, dict[str, bytes]] = {kind: {} for kind in NOTED}
+        #: Hashes of the names of the locks that are taken.
+        self._taken: set[int] = set()
+
+    def slots(self) -> Iterator[Found]:
+        """All slots that are taken. Their number of waiting tasks is not yet known."""
+        seen: set[int] = set()  # a scan may give a key twice
+        for page in scan(self._server, lock_pattern(self._prefix)):
+            slots: list[Named] = []
+            for key in page:
+                kind, name = key_parts(self._prefix, key) or ("", "")
+                if kind in self._noted:
+                    self._noted[kind][name] = key
+                elif is_slot(kind) and hash(key) not in seen:
+                    seen.add(hash(key))
+                    slots.append((key, name))
+            yield from self._read(slots)
+
+    def rooms(self, app: Any = None) -> Iterator[Room]:
+        """What waits for locks; with the label of each first task if an app is given."""
+        names = {**self._noted["room"], **self._noted["waiters"]}
+        rooms = rooms_of(self._server, self._prefix, names, app)
+        return (room for room in rooms if room.waits)
+
+    def taken_since(self, names: Iterable[str]) -> Iterator[Found]:
+        """Those of these locks that were free when the walk came by, and that a run has now."""
+        free = [name for name in names if not self.is_taken(name)]
+        return self._read((lock_keys(self._prefix, name).lock, name) for name in free)
+
+    def is_taken(self, name: str) -> bool:
+        return hash(name) in self._taken
+
+    def broken(self, awaited: Collection[str]) -> Iterator[Found]:
+        """The locks that were lately broken, and that nobody has taken or waits for."""
+        noted = self._noted["broken"].items()
+        left = ((k, n) for n, k in noted if not self.is_taken(n) and n not in awaited)
+        for batch in _batches(left):
+            yield from _broken(self._server, batch)
+
+    def lost(self) -> Iterator[Found]:
+        """The runs that go on without their lock."""
+        for batch in _batches((key, name) for name, key in self._noted["lost"].items()):
+            yield from lost_of(self._server, batch)
+
+    def _read(self, slots: Iterable[Named]) -> Iterator[Found]:
+        for batch in _batches(slots):
+            for each in read_slots(self._server, batch):
+                self._taken.add(hash(each.name))
+                yield each
+
+
+def _batches(keys: Iterable[Named]) -> Iterator[list[Named]]:
+    left = iter(keys)
+    while batch := [*itertools.islice(left, BATCH)]:
+        yield batch
+
+
+def chosen(
+    found: Iterable[Found], task: str | None = None, node: str | None = None, older: float = 0.0
+) -> list[Found]:
+    """The locks whose task and node match, if given, held for at least `older` seconds."""
+    return [
+        each
+        for each in found
+        if (task is None or matches(each.task, task))
+        and (node is None or matches((each.holder and each.holder.node) or "", node))
+        and (each.held_for or 0.0) >= older
+    ]
+
+
+def matches(name: str, glob: str) -> bool:
+    """Whether the name equals this text, or matches it as a glob."""
+    return name == glob or fnmatchcase(name, glob)
+
+
+# -- one lock ---------------------------------------------------------------------------------
+
+
+def lock(app: Any, name: str) -> list[Found]:
+    """The rows of the lock with this name, as `snapshot` has them. Empty if nobody holds or waits
+    for the lock, and nobody has broken it lately or goes on without it.
+
+    Raises:
+        LockUnavailable: the server did not answer, or does not allow it.
+    """
+    locks = app_locks(app)
+    server, keys = locks.server, lock_keys(locks.prefix, name, MAX_LIMIT)
+    held = read_slots(server, [(key, keys.name) for key in (keys.lock, *keys.slots)])
+    (room,) = rooms_of(server, locks.prefix, [name], app)
+    rows = [_with_room(each, room) for each in held]
+    if not rows:  # who has broken it is shown here, even if tasks wait for it
+        rows = [_awaited(locks.prefix, room)] if room.waits else []
+        rows += _broken(server, [(keys.broken, keys.name)])
+    return [*rows, *lost_of(server, [(keys.lost, keys.name)])]
+
+
+# -- rows -------------------------------------------------------------------------------------
+
+
+def read_slots(server: Server, slots: Sequence[Named]) -> list[Found]:
+    """Who has these slots. A slot that nobody has is left out.
+
+    Raises:
+        LockUnavailable: the server did not answer, or does not allow it.
+    """
+    return [_slot(now, each, value) for now, each, value in _stored(server, slots)]
+
+
+def _stored(server: Server, keys: Sequence[Named]) -> Iterator[tuple[float, Found, bytes | None]]:
+    """For each of these keys that exists: the server's time in Unix seconds, a row of a foreign
+    value, and the value; None if the key is of another type.
+    """
+    commands = [command for key, _ in keys for command in (("GET", key), ("PTTL", key))]
+    at, *replies = server.replies([("TIME",), *commands], wrong_type=True)
+    now = unix_time(at)
+    for (key, name), value, ms in zip(keys, replies[::2], replies[1::2], strict=True):
+        if value is not None:
+            left = ms / 1000 if ms >= 0 else None
+            row = Found(
+                key=key.decode() if isinstance(key, bytes) else key,
+                name=name,
+                state="foreign",
+                lives_for=left,
+                expires_at=None if left is None else now + left,
+            )
+            yield now, row, value if isinstance(value, bytes) else None
+
+
+def _slot(now: float, row: Found, value: bytes | None) -> Found:
+    record, holder = (None, None) if value is None else holders.read(value, row.lives_for)
+    if value is None or record is None:
+        return row
+    ms, queue = record.get("ttl_ms"), record.get("queue")
+    ttl = ms / 1000 if isinstance(ms, int) and 0 < ms < LONGEST_TTL else None
+    state = state_of_holder(holder, row.lives_for, ttl)
+    return dataclasses.replace(
+        row,
+        state=state,
+        kept_for=kept_for(holder) if state == "kept" else None,
+        ttl=ttl if state in RUNNING else None,
+        queue=queue if isinstance(queue, str) else None,
+        turned_away=past.turned_away_by(value),
+        holder=holder,
+        token=record["token"],
+        held_for=_held_for(holder, now),
+    )
+
+
+def _held_for(holder: Holder | None, now: float) -> float | None:
+    since = None if holder is None else holder.acquired_at
+    return None if since is None else max(now - since, 0.0)
+
+
+def _with_room(row: Found, room: Room | None) -> Found:
+    """The row of a slot that somebody has, with what waits for the lock."""
+    if room is None or not room.waits:
+        return row
+    return dataclasses.replace(row, waiting=room.waits, untaken=room.untaken)
+
+
+def _awaited(prefix: str, room: Room) -> Found:
+    """The row of a lock that nobody has. As its holder it shows the first task that waits."""
+    label = room.waiting[0].label if room.waiting else None
+    quiet_in = room.quiet_in
+    return Found(
+        key=lock_keys(prefix, room.name).lock,
+        name=room.name,
+        state=room.state,
+        holder=Holder(task=room.task, label=label) if room.task else None,
+        waiting=room.waits,
+        untaken=room.untaken,
+        due_in=quiet_in,
+        due_at=None if quiet_in is None else round(room.now + quiet_in, 1),
+    )
+
+
+def _broken(server: Server, notes: Sequence[Named]) -> list[Found]:
+    """The rows of broken locks, from the keys that note who broke them."""
+    return [
+        dataclasses.replace(
+            row,
+            key=row.key.replace("}:broken:", "}:lock:", 1),
+            state="broken",
+            broken_by=holders.last_breaker(value or b""),
+        )
+        for _, row, value in _stored(server, notes)
+    ]
+
+
+def lost_of(server: Server, marks: Sequence[Named]) -> Iterator[Found]:
+    """The runs that go on without their lock, from the keys where they say so.
+
+    Raises:
+        LockUnavailable: the server did not answer, or does not allow it.
+    """
+    now, replies = read(server, [("HGETALL", key) for key, _ in marks])
+    for (key, name), reply in zip(marks, replies, strict=True):
+        for run in marks_in(reply, now):
+            yield Found(
+                key=f"{key.decode() if isinstance(key, bytes) else key}#{run.holder.fence}",
+                name=name,
+                state="without its lock",
+                holder=run.holder,
+                held_for=_held_for(run.holder, now),
+                lost_because=run.why,
+            )

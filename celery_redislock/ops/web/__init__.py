@@ -1,1 +1,0 @@
-"""`celery redislock web`: the page that shows the locks live, and its server."""

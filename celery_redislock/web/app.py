@@ -1,0 +1,174 @@
+"""The page as an ASGI app: its files, the locks as JSON, and actions."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+from collections.abc import Callable, Sequence
+from importlib import resources
+from typing import Any, Final, cast
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ..errors import ConfigError, LockUnavailable
+from ..inspection import states
+from ..inspection.about import about
+from ..inspection.why import why
+from .actions import Actions
+from .guard import Guard
+from .hub import Hub, TooManyViewers
+from .look import look_far_back
+from .stream import Stream
+
+#: The page's files, and their media types.
+FILES: Final = {
+    "page.css": "text/css",
+    "page.js": "text/javascript",
+    "format.js": "text/javascript",
+    "model.js": "text/javascript",
+    "search.js": "text/javascript",
+    "trouble.js": "text/javascript",
+    "rows.js": "text/javascript",
+    "timeline.js": "text/javascript",
+    "lock.js": "text/javascript",
+    "actions.js": "text/javascript",
+    "states.js": "text/javascript",
+    "icon.svg": "image/svg+xml",
+}
+#: What the page's `states.js` has of `inspection.states`.
+STATES_SHOWN: Final = ("STATES", "RUNNING", "AWAITED", "NO_LOCK")
+#: Bytes from which an answer is compressed.
+COMPRESSED: Final = 1000
+
+
+class Plain(JSONResponse):
+    """JSON in ASCII: a label may be a text that UTF-8 cannot encode."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, separators=(",", ":")).encode("ascii")
+
+
+class Web:
+    """The ASGI app.
+
+    Args:
+        app: the Celery app.
+        token: the secret that breaking a lock needs; None for a page that only reads.
+        hosts: the hosts at which the app answers.
+        every: seconds between two looks at the locks.
+        user_of: tells who a request's user is, from its ASGI scope; None: the user says so.
+
+    Raises:
+        ConfigError: an argument, or a setting of the app, is wrong.
+    """
+
+    def __init__(
+        self,
+        app: Any,
+        token: str | None,
+        hosts: Sequence[str],
+        every: float,
+        user_of: Callable[[Any], str | None] | None = None,
+    ) -> None:
+        self._known = about(app)
+        if not every > 0:
+            raise ConfigError(f"every={every!r} is not accepted; it must be seconds above 0")
+        self._actions = Actions(self._known, token, user_of)
+        self._hub = Hub(self._known, every, self._actions.about)
+        small = [Middleware(GZipMiddleware, minimum_size=COMPRESSED)]
+        routes = [
+            Route("/", self._page, middleware=small),
+            Route("/static/{name}", _file, middleware=small),
+            Route("/api/locks", self._locks, middleware=small),
+            Route("/api/lock", self._lock, middleware=small),
+            Route("/api/history", self._history, middleware=small),
+            Route("/api/stream", self._stream),
+            Route("/api/locks/{action}", self._act, methods=["POST"]),
+        ]
+        handlers: Any = {LockUnavailable: _unavailable, HTTPException: _refused}
+        self._asgi = Guard(Starlette(routes=routes, exception_handlers=handlers), hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._asgi(scope, receive, send)
+
+    def close(self) -> None:
+        """End all streams."""
+        self._hub.close()
+
+    # -- the pages and data -------------------------------------------------------------------
+
+    async def _page(self, request: Request) -> Response:
+        return _read("index.html", "text/html")
+
+    async def _locks(self, request: Request) -> Response:
+        found = sorted(await self._hub.found(), key=lambda each: -(each.held_for or 0.0))
+        return Plain([each.to_dict() for each in found])
+
+    async def _lock(self, request: Request) -> Response:
+        return Plain(await self._hub.detail(self._name(request)))
+
+    async def _history(self, request: Request) -> Response:
+        runs = await asyncio.to_thread(look_far_back, self._known.app, self._name(request))
+        return Plain([run.to_dict() for run in runs])
+
+    def _name(self, request: Request) -> str:
+        """The name of the lock that is asked for."""
+        key, name = (request.query_params.get(what) for what in ("key", "name"))
+        if key is not None:
+            name = self._known.name_of(key)
+        if name is None:
+            raise HTTPException(400, "which lock? give key=..., or name=...")
+        return name
+
+    async def _stream(self, request: Request) -> ASGIApp:
+        if request.method == "HEAD":  # a response without a body has no viewer
+            return Response(media_type="text/event-stream")
+        try:
+            compressed = "gzip" in request.headers.get("accept-encoding", "")
+            return Stream(self._hub, self._hub.join(), compressed=compressed)
+        except TooManyViewers as exc:
+            raise HTTPException(503, str(exc)) from exc
+
+    async def _act(self, request: Request) -> Response:
+        done = await self._actions.carry_out(request)
+        self._hub.forget()
+        return Plain(done)
+
+
+# -- answers --------------------------------------------------------------------------------------
+
+
+async def _file(request: Request) -> Response:
+    name = request.path_params["name"]
+    if name not in FILES:
+        raise HTTPException(404, "no such file")
+    return _read(name, FILES[name])
+
+
+@functools.cache
+def _text(name: str) -> bytes:
+    if name == "states.js":  # the one list of states
+        known = ((each, getattr(states, each)) for each in STATES_SHOWN)
+        return "".join(f"export const {k} = {json.dumps(v)};\n" for k, v in known).encode()
+    return (resources.files(__package__) / "static" / name).read_bytes()
+
+
+def _read(name: str, media_type: str) -> Response:
+    return Response(_text(name), media_type=media_type)
+
+
+async def _unavailable(request: Request, exc: Exception) -> Response:
+    return Plain({"error": why(cast(LockUnavailable, exc))}, 503)
+
+
+async def _refused(request: Request, exc: Exception) -> Response:
+    refused = cast(HTTPException, exc)
+    return Plain({"error": refused.detail}, refused.status_code, refused.headers)

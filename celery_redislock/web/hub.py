@@ -1,0 +1,336 @@
+"""Looks at the lock server while anybody watches the page, and sends all viewers what changed.
+
+Everything here runs in the web server's event loop; only the look itself, and the listening for
+Celery's events, run in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import json
+import time
+from typing import Any, Final
+
+from ..errors import LockUnavailable
+from ..inspection.about import About
+from ..inspection.listener import TURNED_AWAY, Listener
+from ..inspection.locks import Found
+from ..inspection.why import why
+from ..protocol.holders import one_line
+from ..protocol.log import get_logger
+from .look import Seen, look, look_at, look_back
+from .past import Past
+from .present import Present
+from .queues import unread
+from .tally import WINDOW
+
+logger = get_logger()
+
+#: How many viewers there may be.
+VIEWERS: Final = 100
+#: How many messages may wait for a slow viewer, before one with the whole picture replaces them.
+BEHIND: Final = 16
+#: Seconds for which events are gathered into one message.
+GATHER: Final = 0.25
+#: A look takes at most this share of the time: many locks are looked at less often.
+SHARE: Final = 1 / 3
+#: Seconds between two looks at the history.
+LOOK_BACK: Final = 10.0
+#: Seconds between two looks at the queues in which messages that have their locks wait.
+LOOK_AT_QUEUES: Final = 10.0
+#: Seconds for which the hub listens to events after the last viewer left: a reloaded page then has
+#: its past.
+LINGER: Final = 60.0
+
+
+class TooManyViewers(Exception):
+    """There are `VIEWERS` viewers already."""
+
+
+class Viewer:
+    """A browser that watches, and the messages that it has not got yet."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[str | None] = asyncio.Queue(BEHIND)
+        #: Whether the next message is the whole picture, and not what changed.
+        self.needs_all = True
+
+    def put(self, text: str | None) -> None:
+        """Queue a message; None ends the stream."""
+        if text is None or self._queue.full():
+            self.needs_all = True
+            while not self._queue.empty():
+                self._queue.get_nowait()
+        if not self.needs_all or text is None:
+            self._queue.put_nowait(text)
+
+    async def get(self) -> str | None:
+        return await self._queue.get()
+
+
+class Hub:
+    """Keeps what all viewers see, and sends it to them.
+
+    Args:
+        known: what is known of the app's locks.
+        every: seconds between two looks.
+        actions: what the page must know of actions.
+    """
+
+    def __init__(self, known: About, every: float, actions: dict[str, Any]) -> None:
+        self._known, self._app = known, known.app
+        self._every = every
+        self._about = {"every": every, **actions, **_about(known)}
+        self._viewers: set[Viewer] = set()
+        self._past = Past(known.prefix)
+        self._present = Present(self._past.tally.away)
+        #: The queues that nobody reads, as `queues.Unread` has them.
+        self._unread: list[dict[str, Any]] = []
+        #: What is told of all locks together, as of the last look.
+        self._overall = self._all_together()
+        self._seen: Seen | None = None
+        #: Whether a look has filled the rows.
+        self._looked = False
+        self._looked_at = float("-inf")
+        self._ahead = 0.0
+        #: Up to when the history has been read, by the lock server's clock.
+        self._known_to = float("-inf")
+        self._looked_back_at = float("-inf")
+        #: Why there is no history, in one line; "" if there is.
+        self._forgetful = ""
+        self._asked_queues_at = float("-inf")
+        self._asking: asyncio.Task[None] | None = None
+        self._trouble = ""
+        self._looking = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+        self._listener: Listener | None = None
+        self._deafening: asyncio.TimerHandle | None = None
+        self._gathering: asyncio.TimerHandle | None = None
+        self._details: dict[str, tuple[float, dict[str, Any]]] = {}
+
+    # -- viewers ------------------------------------------------------------------------------
+
+    def join(self) -> Viewer:
+        """A new viewer.
+
+        Raises:
+            TooManyViewers: there are `VIEWERS` already.
+        """
+        if len(self._viewers) >= VIEWERS:
+            raise TooManyViewers(f"{VIEWERS} watch already")
+        viewer = Viewer()
+        self._viewers.add(viewer)
+        if self._deafening is not None:
+            self._deafening.cancel()
+            self._deafening = None
+        if self._listener is None:
+            loop = asyncio.get_running_loop()
+            self._listener = Listener(self._app, functools.partial(self._hand_over, loop))
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._run())
+        elif self._seen is not None or self._trouble:
+            self._send_all(viewer)
+        return viewer
+
+    def leave(self, viewer: Viewer) -> None:
+        self._viewers.discard(viewer)
+        if not self._viewers and self._listener is not None and self._deafening is None:
+            loop = asyncio.get_running_loop()
+            self._deafening = loop.call_later(LINGER, self._deafen)
+
+    def close(self) -> None:
+        """End everything: the server shuts down."""
+        for viewer in self._viewers:
+            viewer.put(None)
+        if self._asking is not None:
+            self._asking.cancel()
+        self._deafen()
+
+    def _deafen(self) -> None:
+        self._deafening = None
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    # -- looking ------------------------------------------------------------------------------
+
+    async def found(self) -> list[Found]:
+        """All locks, as of the latest look.
+
+        Raises:
+            LockUnavailable: the server did not answer, or does not allow it.
+        """
+        return (await self._look(self._every)).found
+
+    async def detail(self, name: str) -> dict[str, Any]:
+        """All about the lock with that name: see `look_at`. Viewers share an answer for a while.
+
+        Raises:
+            LockUnavailable: the server did not answer, or does not allow it.
+        """
+        now = time.monotonic()
+        self._details = {k: v for k, v in self._details.items() if now - v[0] < self._every}
+        if name in self._details:
+            return self._details[name][1]
+        detail = await asyncio.to_thread(look_at, self._app, name)
+        self._details[name] = (time.monotonic(), detail)
+        return detail
+
+    def forget(self) -> None:
+        """Look again before the next answer: an action has changed something."""
+        self._looked_at = float("-inf")
+        self._details = {}
+
+    async def _look(self, at_most: float) -> Seen:
+        """The last look, or a new one if the last is older than `at_most` seconds."""
+        async with self._looking:
+            if self._seen is None or time.monotonic() - self._looked_at >= at_most:
+                began = time.monotonic()
+                self._seen = await asyncio.to_thread(look, self._app, self._past.asked())
+                self._looked_at = began
+                self._ahead = self._seen.now - time.time()
+            return self._seen
+
+    async def _run(self) -> None:
+        """Look again and again, while anybody watches."""
+        while self._viewers:
+            began = time.monotonic()
+            try:
+                seen = await self._look(self._every / 2)
+                await self._look_back(seen.now)
+            except LockUnavailable as exc:
+                self._tell_trouble(one_line(why(exc)))
+            except Exception as exc:
+                logger.exception("redislock: the page cannot show the locks")
+                told = f"the page cannot show the locks: {type(exc).__name__}: {exc}"
+                self._tell_trouble(one_line(told))
+            else:
+                self._tell_seen(seen)
+                if self._asking is None or self._asking.done():
+                    self._asking = asyncio.get_running_loop().create_task(self._ask_queues(seen))
+            took = time.monotonic() - began
+            await asyncio.sleep(max(self._every - took, took * (1 / SHARE - 1), 0.05))
+
+    async def _look_back(self, now: float) -> None:
+        """Now and then, take in the history's runs. If this user may not read them, do without."""
+        if time.monotonic() - self._looked_back_at < LOOK_BACK:
+            return
+        self._looked_back_at = time.monotonic()
+        # Overlap the last time: the end of a run may be written a little late.
+        since = max(now - WINDOW, self._known_to - LOOK_BACK)
+        try:
+            self._past.remember(await asyncio.to_thread(look_back, self._app, since))
+            self._known_to = now
+            self._forgetful = "" if self._known.history else "no history: redislock_history is 0"
+        except LockUnavailable as exc:
+            self._forgetful = one_line(f"no history: {exc.reason}")
+            logger.debug("redislock: %s", self._forgetful)
+
+    async def _ask_queues(self, seen: Seen) -> None:
+        """Now and then, see which queues nobody reads. A broker that is away makes no look late."""
+        if time.monotonic() - self._asked_queues_at < LOOK_AT_QUEUES:
+            return
+        self._asked_queues_at = time.monotonic()
+        try:
+            found = await asyncio.to_thread(unread, self._app, seen.found, seen.now)
+        except Exception as exc:  # whatever the broker's driver raises; the ear tells people
+            logger.debug("redislock: who reads the queues is not known: %r", exc)
+            found = []
+        self._unread = [dataclasses.asdict(each) for each in found]
+
+    # -- telling ------------------------------------------------------------------------------
+
+    def _tell_trouble(self, trouble: str) -> None:
+        self._trouble = trouble
+        self._send({"trouble": trouble})
+
+    def _tell_seen(self, seen: Seen) -> None:
+        self._trouble, self._looked = "", True
+        self._past.take_in(seen)
+        change = self._present.update(seen)
+        self._overall = self._all_together()
+        self._send({"trouble": "", **change.to_dict(), **self._past_changes(), **self._overall})
+
+    def _hand_over(self, loop: asyncio.AbstractEventLoop, event: dict[str, Any]) -> None:
+        """Pass an event from the ear's thread to the loop, unless the loop has ended."""
+        if self._past.cares_for(event):
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._hear, event)
+
+    def _hear(self, event: dict[str, Any]) -> None:
+        self._past.hear(event, time.time() + self._ahead)
+        if self._gathering is None:
+            loop = asyncio.get_running_loop()
+            self._gathering = loop.call_later(GATHER, self._tell_heard)
+
+    def _tell_heard(self) -> None:
+        self._gathering = None
+        changes = self._past_changes()
+        if any(changes.values()) and not self._trouble:
+            self._send(changes)
+
+    def _all_together(self) -> dict[str, Any]:
+        past = self._past
+        return {
+            "totals": past.tally.totals(),
+            "gaps": past.gaps,
+            "usual": past.usual.of_tasks(),
+            "unread": self._unread,
+        }
+
+    def _past_changes(self) -> dict[str, Any]:
+        changed, dropped = self._past.take_changes()
+        return {"past": changed, **({"dropped": dropped} if dropped else {})}
+
+    def _send(self, message: dict[str, Any]) -> None:
+        text = _dump({**message, **self._state()})
+        for viewer in self._viewers:
+            viewer.put(text)
+            if viewer.needs_all:
+                self._send_all(viewer)
+
+    def _send_all(self, viewer: Viewer) -> None:
+        message = {
+            "all": True,
+            "about": self._about,
+            "looked": self._looked,
+            "trouble": self._trouble,
+            "rows": self._present.rows(),
+            "past": self._past.items(),
+            **self._overall,
+            **self._state(),
+        }
+        viewer.needs_all = False
+        viewer.put(_dump(message))
+
+    def _state(self) -> dict[str, Any]:
+        heard = self._listener
+        now = round(time.time() + self._ahead, 3)
+        return {
+            "now": now,
+            "as_of": None if self._seen is None else self._seen.now,
+            "events": {
+                "any": heard is not None and heard.any,
+                "trouble": "" if heard is None else heard.trouble,
+            },
+            "forgetful": self._forgetful,
+        }
+
+
+def _dump(message: dict[str, Any]) -> str:
+    return json.dumps(message, separators=(",", ":"))
+
+
+def _about(known: About) -> dict[str, Any]:
+    """What the page says of the app, and must know of its tasks."""
+    return {
+        "app": known.name,
+        "server": known.server,
+        "no_arguments": known.no_arguments,
+        "turned_away": sorted(TURNED_AWAY),
+        "warn_after": known.warn_after,
+        "limits": known.limits,
+    }

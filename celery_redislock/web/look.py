@@ -1,0 +1,98 @@
+"""One look at the lock server, for all viewers: its locks, the next tasks, and its clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from ..inspection.about import server_time
+from ..inspection.history import PastRun, history
+from ..inspection.locks import Found, lock, snapshot
+from ..inspection.rooms import Waiting, ids_of, waiting
+
+#: How many rows name waiting tasks: those of the locks with the most of them.
+NAMED_ROOMS: Final = 20
+#: How many waiting tasks such a row names.
+NAMED_WAITERS: Final = 3
+#: How many runs of the history are read at once.
+KEPT_RUNS: Final = 3000
+#: How many runs of one lock are shown.
+KEPT_OF_ONE: Final = 200
+
+
+class Seen(NamedTuple):
+    """The result of one look.
+
+    Attributes:
+        now: Unix time in seconds, by the lock server's clock.
+        found: the locks.
+        next: for some of the locks, by name, the first tasks that wait. Their "since" is the Unix
+            time at which the wait began, where that is known.
+        rooms: for the locks that were asked for, by name, the ids of all tasks that wait. A long
+            room is left out.
+    """
+
+    now: float
+    found: list[Found]
+    next: dict[str, list[dict[str, Any]]]
+    rooms: Mapping[str, frozenset[str]] = {}
+
+
+def look(app: Any, asked: Sequence[str] = ()) -> Seen:
+    """Look at all locks of the app.
+
+    Args:
+        app: the Celery app.
+        asked: the locks whose waiting rooms are read, by name.
+
+    Raises:
+        LockUnavailable: the server did not answer, or does not allow it.
+    """
+    found, now = snapshot(app), server_time(app)
+    count = {each.name: each.waiting for each in found if each.waiting}
+    most = sorted(count, key=lambda name: (-count[name], name))[:NAMED_ROOMS]
+    rooms = waiting(app, most, NAMED_WAITERS)
+    first = {room.name: [_next(each, room.now) for each in room.waiting] for room in rooms}
+    return Seen(now, found, first, ids_of(app, [name for name in asked if name in count]))
+
+
+def _next(each: Waiting, now: float) -> dict[str, Any]:
+    fields = _plain(each)
+    age = fields.pop("age", None)
+    return fields if age is None else {**fields, "since": round(now - age, 1)}
+
+
+def look_back(app: Any, since: float) -> list[PastRun]:
+    """The runs in the history that have ended since that Unix time.
+
+    Raises:
+        LockUnavailable: the server did not answer, or does not allow it.
+    """
+    return history(app, since=since, limit=KEPT_RUNS)
+
+
+def look_far_back(app: Any, name: str) -> list[PastRun]:
+    """The runs of the lock with this name, as far back as they are kept; the latest first.
+
+    Raises:
+        LockUnavailable: the server did not answer, or does not allow it.
+    """
+    return history(app, name=name, limit=KEPT_OF_ONE, running=True)
+
+
+def look_at(app: Any, name: str) -> dict[str, Any]:
+    """All about the lock with that name, as plain data: as `show --json`, with each holder's mark.
+
+    Raises:
+        LockUnavailable: the server did not answer, or does not allow it.
+    """
+    (room,) = waiting(app, [name])
+    return {
+        "locks": [{**each.to_dict(), "holder": each.mark} for each in lock(app, name)],
+        "room": [_plain(each) for each in room.waiting],
+    }
+
+
+def _plain(task: Waiting) -> dict[str, Any]:
+    """A waiting task as plain data, without unknown fields."""
+    return {k: v for k, v in task.to_dict().items() if v is not None}

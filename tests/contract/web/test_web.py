@@ -1,0 +1,143 @@
+"""The page's bounds: how long a silent viewer, a silent connection and an old look are kept; and
+which queues nobody reads, as RabbitMQ and the workers tell.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+
+import pytest
+
+from celery_redislock.inspection.locks import snapshot
+from celery_redislock.protocol import holders
+from celery_redislock.web import hub, look, serve, stream
+from celery_redislock.web.present import Present
+from celery_redislock.web.queues import unread
+from tests.support.looking import end, make_app, take
+from tests.support.site import Site, messages
+from tests.support.waiting import eventually
+
+
+class Commanded(Site):
+    """The page as the command serves it."""
+
+    server = serve.Server
+
+
+@pytest.fixture
+def app(redis_server, label):
+    return make_app(redis_server.url, label)
+
+
+@pytest.fixture
+def site(app):
+    with Site(app) as site:
+        yield site
+
+
+def test_a_look_that_takes_its_time_tells_no_lease_again(app, monkeypatch):
+    def slowly(*arguments):
+        found = snapshot(*arguments)
+        time.sleep(0.5)  # the machine is late
+        return found
+
+    take(app, "sync", "one")
+    present = Present(lambda name: 0)
+    present.update(look.look(app))
+    monkeypatch.setattr(look, "snapshot", slowly)
+    assert present.update(look.look(app)).to_dict() == {}
+
+
+def test_a_viewer_that_takes_nothing_gives_up_its_place(site, app, monkeypatch):
+    monkeypatch.setattr(hub, "VIEWERS", 1)
+    monkeypatch.setattr(stream, "STALLED", 0.3)
+    monkeypatch.setattr(holders, "LONGEST", 10**6)  # no label is cut
+    for number in range(40):  # more than the buffers of a connection hold
+        take(app, "sync", f"{number}", lock_label="x" * 200_000)
+    with socket.create_connection(("127.0.0.1", site.port)) as stalled:
+        stalled.sendall(b"GET /api/stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert stalled.recv(12) == b"HTTP/1.1 200"
+
+        def may_watch():
+            with site.http.stream("GET", "/api/stream") as answer:
+                return answer.status_code == 200
+
+        eventually(may_watch, "another may watch")
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /api/locks HTTP/1.1\r\nHost: loc"])
+def test_a_connection_that_asks_for_nothing_is_closed(app, monkeypatch, sent):
+    monkeypatch.setattr(serve, "SILENT", 0.4)
+    with Commanded(app) as site:
+        told = messages(site)
+        next(told)
+        with socket.create_connection(("127.0.0.1", site.port), timeout=20) as idle:
+            idle.sendall(sent)
+            assert idle.recv(1) == b"", "it is closed"
+        assert next(told), "one that is served is not"
+        told.close()
+
+
+def test_a_history_that_cannot_be_read_at_first_is_read_from_its_beginning_later(
+    own_redis, label, monkeypatch
+):
+    monkeypatch.setattr(hub, "LOOK_BACK", 0.2)
+    owner = make_app(own_redis.url, label)
+    end(owner, take(owner, "sync", "x", history=True), "failed", took=0.1)
+    time.sleep(0.6)  # it ended longer ago than the page looks back from the last moment known
+    denied = "-zrangebyscore"
+    with own_redis.client() as client:
+        client.acl_setuser("some", True, passwords="+pw", keys="*", commands=["+@all", denied])
+        with Site(make_app(own_redis.url.replace("://", "://some:pw@"), label)) as site:
+            told = messages(site)
+            first = next(told)
+            assert (first["trouble"], first["past"]) == ("", [])
+            assert first["forgetful"].startswith("no history: ")
+            client.execute_command("ACL", "SETUSER", "some", denied.replace("-", "+"))
+            (run,) = next(each["past"] for each in told if not each["forgetful"])
+            assert (run["task_id"], run["how"]) == ("id-of-x", "failed")
+            told.close()
+
+
+def test_it_listens_for_events_only_while_somebody_watches(redis_server, label, monkeypatch):
+    before = set(threading.enumerate())  # those of other tests may be about to end
+
+    def listening():
+        new = set(threading.enumerate()) - before
+        return [each for each in new if each.name == "redislock-listener"]
+
+    monkeypatch.setattr(hub, "LINGER", 0.1)
+    with Site(make_app(redis_server.url, label, broker_url=f"{redis_server.url}/4")) as site:
+        for _ in range(2):
+            viewers = [messages(site) for _ in range(2)]
+            for told in viewers:
+                assert next(told)["all"]
+            assert len(listening()) == 1, "for both"
+            for told in viewers:
+                told.close()
+            eventually(lambda: not listening(), "nobody watches, and nobody listens")
+
+
+def test_a_queue_that_rabbitmq_knows_a_consumer_of_is_read(rabbitmq, redis_server, label):
+    app = make_app(redis_server.url, label, broker_url=rabbitmq.url)
+    own, other = f"own-{label}", f"other-{label}"
+    app.conf.task_routes = {"unique": {"queue": f"gone-{label}"}}
+    app.tasks["unique"].apply_async(("1",), queue=own)
+    app.tasks["unique"].apply_async(("2",), queue=other)
+    app.tasks["unique"].delay("3")
+    with app.connection_for_write() as connection, connection.channel() as channel:
+        channel.queue_delete(f"gone-{label}")
+        found = snapshot(app)
+
+        def told(later=60.0):
+            seen = unread(app, found, time.time() + later)
+            return [(each.task, each.queue, each.is_named, each.count) for each in seen]
+
+        assert told() == [("unique", other, True, 1), ("unique", own, True, 1)]
+        assert told(later=0.0) == [], "they have just been sent"
+        app.amqp.queues[own](channel).consume(
+            callback=None
+        )  # as a busy worker that does not answer
+        assert told() == [("unique", other, True, 1)]
