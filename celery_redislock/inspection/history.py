@@ -14,15 +14,14 @@ from typing import Any, Final
 from redis.exceptions import ResponseError
 
 from ..app.settings import app_locks
-from ..protocol import holders, past
+from ..protocol import past
 from ..protocol.holders import cut
 from ..protocol.keys import in_all_buckets, keys_of_lock_id, lock_keys, runs_of
-from ..protocol.lost import marks_in
 from ..protocol.past import Past
 from ..protocol.rooms import pairs_in
-from ..servers.looking import unix_time
 from ..servers.server import Server
-from .locks import matches
+from .locks import lost_of, matches, read_slots
+from .states import RUNNING
 
 #: What `list` and `history` show as the task of a `RedisLock`.
 OUTSIDE: Final = "RedisLock"
@@ -223,14 +222,9 @@ def running(server: Server, prefix: str, runs: Sequence[Past]) -> dict[int, int]
     """The runs among these that still have their locks, by their fences: how many duplicates were
     skipped or refused because of each so far. Until a run ends, only the lock's value has this.
     """
-    slots = [slot for lock_id in {run.lock_id for run in runs} for slot in _slots(prefix, lock_id)]
-    values = _ask(server, [("GET", slot) for slot in slots], None)
-    told = ((*holders.read(value, None), value) for value in values if value)
-    alive = {
-        record["token"]: past.turned_away_by(value)
-        for record, holder, value in told
-        if record and holder and not (holder.cooling_down or holder.held_for_retry)
-    }
+    slots = {slot: _name(run.lock_id) for run in runs for slot in _slots(prefix, run.lock_id)}
+    held = read_slots(server, slots.items())
+    alive = {each.token: each.turned_away for each in held if each.state in RUNNING}
     return {run.fence: alive[run.token] for run in runs if run.token in alive}
 
 
@@ -250,24 +244,17 @@ def _read(
     runs = list(kept_runs(server, lists, most))
     alive = running(server, prefix, [run for run in runs if run.how is None])
     doubtful = [run for run in runs if run.how is None and run.fence not in alive]
-    going_on = _going_on(server, prefix, doubtful)
+    names = {_name(run.lock_id) for run in doubtful}
+    lost = lost_of(server, [(lock_keys(prefix, each).lost, each) for each in sorted(names)])
+    going_on = {each.holder.fence for each in lost if each.holder is not None}
     # Read these again: each lapsed, or ended since (one script records the end and releases).
     where = {(lock_keys(prefix, _name(run.lock_id)).history, run.holder.task) for run in doubtful}
     again = [(bucket, task) for bucket, task in lists if (bucket, task or None) in where]
     now = {run.token: run for run in kept_runs(server, again)}
     for each in runs:
         run = now.get(each.token, each)
-        lost = run.how is None and run.fence in going_on
-        yield _past_run(prefix, run._replace(how=past.LOST) if lost else run, alive)
-
-
-def _going_on(server: Server, prefix: str, runs: list[Past]) -> set[int | None]:
-    """The fences of the runs of these locks that go on without their locks."""
-    keys = sorted({lock_keys(prefix, _name(run.lock_id)).lost for run in runs})
-    if not keys:
-        return set()
-    now, *replies = _ask(server, [("TIME",), *(("HGETALL", key) for key in keys)], None)
-    return {each.holder.fence for reply in replies for each in marks_in(reply, unix_time(now))}
+        goes_on = run.how is None and run.fence in going_on
+        yield _past_run(prefix, run._replace(how=past.LOST) if goes_on else run, alive)
 
 
 def _name(lock_id: str) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from fnmatch import fnmatchcase
 from typing import Any, Final, TypeAlias
 
@@ -208,25 +208,16 @@ class Walk:
         """The locks that were lately broken, and that nobody has taken or waits for."""
         noted = self._noted["broken"].items()
         left = ((k, n) for n, k in noted if not self.is_taken(n) and n not in awaited)
-        for batch in _batches(left):
-            yield from _broken(self._server, batch)
+        return _broken(self._server, left)
 
     def lost(self) -> Iterator[Found]:
         """The runs that go on without their lock."""
-        for batch in _batches((key, name) for name, key in self._noted["lost"].items()):
-            yield from lost_of(self._server, batch)
+        return lost_of(self._server, ((key, name) for name, key in self._noted["lost"].items()))
 
     def _read(self, slots: Iterable[Named]) -> Iterator[Found]:
-        for batch in _batches(slots):
-            for each in read_slots(self._server, batch):
-                self._taken.add(hash(each.name))
-                yield each
-
-
-def _batches(keys: Iterable[Named]) -> Iterator[list[Named]]:
-    left = iter(keys)
-    while batch := [*itertools.islice(left, BATCH)]:
-        yield batch
+        for each in read_slots(self._server, slots):
+            self._taken.add(hash(each.name))
+            yield each
 
 
 def chosen(
@@ -259,7 +250,7 @@ def lock(app: Any, name: str) -> list[Found]:
     """
     locks = app_locks(app)
     server, keys = locks.server, lock_keys(locks.prefix, name, MAX_LIMIT)
-    held = read_slots(server, [(key, keys.name) for key in (keys.lock, *keys.slots)])
+    held = [*read_slots(server, ((key, keys.name) for key in (keys.lock, *keys.slots)))]
     (room,) = rooms_of(server, locks.prefix, [name], app)
     rows = [_with_room(each, room) for each in held]
     if not rows:  # who has broken it is shown here, even if tasks wait for it
@@ -271,33 +262,40 @@ def lock(app: Any, name: str) -> list[Found]:
 # -- rows -------------------------------------------------------------------------------------
 
 
-def read_slots(server: Server, slots: Sequence[Named]) -> list[Found]:
+def read_slots(server: Server, slots: Iterable[Named]) -> Iterator[Found]:
     """Who has these slots. A slot that nobody has is left out.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
     """
-    return [_slot(now, each, value) for now, each, value in _stored(server, slots)]
+    return (_slot(now, each, value) for now, each, value in _stored(server, slots))
 
 
-def _stored(server: Server, keys: Sequence[Named]) -> Iterator[tuple[float, Found, bytes | None]]:
+def _batches(keys: Iterable[Named]) -> Iterator[list[Named]]:
+    left = iter(keys)
+    while batch := [*itertools.islice(left, BATCH)]:
+        yield batch
+
+
+def _stored(server: Server, keys: Iterable[Named]) -> Iterator[tuple[float, Found, bytes | None]]:
     """For each of these keys that exists: the server's time in Unix seconds, a row of a foreign
     value, and the value; None if the key is of another type.
     """
-    commands = [command for key, _ in keys for command in (("GET", key), ("PTTL", key))]
-    at, *replies = server.replies([("TIME",), *commands], wrong_type=True)
-    now = unix_time(at)
-    for (key, name), value, ms in zip(keys, replies[::2], replies[1::2], strict=True):
-        if value is not None:
-            left = ms / 1000 if ms >= 0 else None
-            row = Found(
-                key=key.decode() if isinstance(key, bytes) else key,
-                name=name,
-                state="foreign",
-                lives_for=left,
-                expires_at=None if left is None else now + left,
-            )
-            yield now, row, value if isinstance(value, bytes) else None
+    for batch in _batches(keys):
+        commands = [command for key, _ in batch for command in (("GET", key), ("PTTL", key))]
+        at, *replies = server.replies([("TIME",), *commands], wrong_type=True)
+        now = unix_time(at)
+        for (key, name), value, ms in zip(batch, replies[::2], replies[1::2], strict=True):
+            if value is not None:
+                left = ms / 1000 if ms >= 0 else None
+                row = Found(
+                    key=_text(key),
+                    name=name,
+                    state="foreign",
+                    lives_for=left,
+                    expires_at=None if left is None else now + left,
+                )
+                yield now, row, value if isinstance(value, bytes) else None
 
 
 def _slot(now: float, row: Found, value: bytes | None) -> Found:
@@ -348,33 +346,36 @@ def _awaited(prefix: str, room: Room) -> Found:
     )
 
 
-def _broken(server: Server, notes: Sequence[Named]) -> list[Found]:
+def _broken(server: Server, notes: Iterable[Named]) -> Iterator[Found]:
     """The rows of broken locks, from the keys that note who broke them."""
-    return [
-        dataclasses.replace(
+    for _, row, value in _stored(server, notes):
+        yield dataclasses.replace(
             row,
             key=row.key.replace("}:broken:", "}:lock:", 1),
             state="broken",
             broken_by=holders.last_breaker(value or b""),
         )
-        for _, row, value in _stored(server, notes)
-    ]
 
 
-def lost_of(server: Server, marks: Sequence[Named]) -> Iterator[Found]:
+def lost_of(server: Server, marks: Iterable[Named]) -> Iterator[Found]:
     """The runs that go on without their lock, from the keys where they say so.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
     """
-    now, replies = read(server, [("HGETALL", key) for key, _ in marks])
-    for (key, name), reply in zip(marks, replies, strict=True):
-        for run in marks_in(reply, now):
-            yield Found(
-                key=f"{key.decode() if isinstance(key, bytes) else key}#{run.holder.fence}",
-                name=name,
-                state="without its lock",
-                holder=run.holder,
-                held_for=_held_for(run.holder, now),
-                lost_because=run.why,
-            )
+    for batch in _batches(marks):
+        now, replies = read(server, [("HGETALL", key) for key, _ in batch])
+        for (key, name), reply in zip(batch, replies, strict=True):
+            for run in marks_in(reply, now):
+                yield Found(
+                    key=f"{_text(key)}#{run.holder.fence}",
+                    name=name,
+                    state="without its lock",
+                    holder=run.holder,
+                    held_for=_held_for(run.holder, now),
+                    lost_because=run.why,
+                )
+
+
+def _text(key: bytes | str) -> str:
+    return key.decode() if isinstance(key, bytes) else key

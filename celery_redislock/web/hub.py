@@ -21,11 +21,11 @@ from ..inspection.locks import Found
 from ..inspection.why import why
 from ..protocol.holders import one_line
 from ..protocol.log import get_logger
+from .counts import WINDOW
 from .look import Seen, look, look_at, look_back
 from .past import Past
 from .present import Present
 from .queues import unread
-from .tally import WINDOW
 
 logger = get_logger()
 
@@ -86,7 +86,7 @@ class Hub:
         self._about = {"every": every, **actions, **_about(known)}
         self._viewers: set[Viewer] = set()
         self._past = Past(known.prefix)
-        self._present = Present(self._past.tally.away)
+        self._present = Present(self._past.counts.away)
         #: The queues that nobody reads, as `queues.Unread` has them.
         self._unread: list[dict[str, Any]] = []
         #: What is told of all locks together, as of the last look.
@@ -275,7 +275,7 @@ class Hub:
     def _all_together(self) -> dict[str, Any]:
         past = self._past
         return {
-            "totals": past.tally.totals(),
+            "totals": past.counts.totals(),
             "gaps": past.gaps,
             "usual": past.usual.of_tasks(),
             "unread": self._unread,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any, Final
 
-from .tally import WINDOW
+from .counts import WINDOW
 
 #: `id`, `lock` (its name), `kind` ("run", "kept", "wait" or "mark"), `began`; unless it lasts,
 #: `ended`; `how` it ended; and what is known of the task.

@@ -15,9 +15,9 @@ from ..inspection.listener import EVENTS, TURNED_AWAY, Told, told
 from ..inspection.locks import Found
 from ..inspection.states import GOING_ON, KEPT, RUNNING
 from . import waits
+from .counts import AWAY, LOST, WINDOW, Counts, Usual
 from .items import UNSEEN, Item, Items, lasts
 from .look import Seen
-from .tally import AWAY, LOST, WINDOW, Tally, Usual
 from .waits import Waits
 
 #: Seconds within which marks of one kind become one mark with a count.
@@ -52,7 +52,7 @@ class Past:
         self._prefix = prefix
         self._items = Items()
         self._waits = Waits(self._items)
-        self.tally = Tally()
+        self.counts = Counts()
         self.usual = Usual()
         #: By the slot's key: what has the slot.
         self._slots: dict[str, Item] = {}
@@ -106,10 +106,10 @@ class Past:
         self.prune(seen.now)
 
     def _count(self, slot: Found, now: float) -> None:
-        """Count what this run has turned away so far."""
+        """Count what was skipped or refused because of this run so far."""
         holder = slot.holder
         if holder is not None and holder.fence is not None and holder.acquired_at is not None:
-            self.tally.see(slot.name, holder.fence, now, slot.turned_away, holder.acquired_at)
+            self.counts.see(slot.name, holder.fence, now, slot.turned_away, holder.acquired_at)
 
     def _note_gap(self, now: float) -> None:
         apart = now - self._looked_at
@@ -192,7 +192,7 @@ class Past:
             self._runs[run.name, run.fence] = item
             # Nobody knows when a lock lapsed: as late as it was seen.
             ended = run.ended or item.get("ended", run.began)
-            self.tally.keep(run.name, run.fence, ended, run.turned_away, run.how == LOST)
+            self.counts.keep(run.name, run.fence, ended, run.turned_away, run.how == LOST)
             known = {"ended": ended, "how": run.how, "turned_away": run.turned_away or None}
             if self._items.update(item, known) and run.how == "succeeded" and run.task:
                 self.usual.add(run.task, ended - run.began)
@@ -241,7 +241,7 @@ class Past:
 
     def _mark(self, name: str, what: str, now: float, about: Item) -> None:
         if what in TURNED_AWAY or what == LOST:
-            self.tally.tell(LOST if what == LOST else AWAY, name, now)
+            self.counts.tell(LOST if what == LOST else AWAY, name, now)
         last = self._marks.get((name, what))
         if last is not None and now - last["began"] < TOGETHER:
             self._items.update(last, {**about, "count": last["count"] + 1})
@@ -254,7 +254,7 @@ class Past:
 
     def prune(self, now: float) -> None:
         """Forget what is too old, or too much."""
-        self.tally.prune(now)
+        self.counts.prune(now)
         self.gaps = [gap for gap in self.gaps if gap[1] > now - WINDOW]
         for item in self._items.prune(now):
             self._waits.forget(item)

@@ -39,7 +39,7 @@ class Present:
     """The rows of the page.
 
     Args:
-        away_of: how many calls were lately turned away from the lock with that name.
+        away_of: how many calls of the lock with that name were lately skipped or refused.
     """
 
     def __init__(self, away_of: Callable[[str], int]) -> None:

@@ -11,8 +11,8 @@ from typing import Any, Final
 from ...errors import LockUnavailable
 from ...servers.looking import away
 from . import keys, rights, server, tasks, workers
+from .checkup import Check, Checkup
 from .finding import OK, UNKNOWN, Finding
-from .patient import Check, Patient
 
 #: The checks of each Redis server, in the order in which they are shown.
 OF_EACH: Final[dict[str, Check]] = {
@@ -64,29 +64,29 @@ def examine(app: Any, with_workers: bool = False) -> list[tuple[str, Finding]]:
     Raises:
         ConfigError: the settings are wrong, or name no server.
     """
-    patient = Patient(app)
-    patient.locks.require_address()
-    findings = _run({"tasks": tasks.check_tasks}, patient)
-    reached = _of_each(patient)
+    checkup = Checkup(app)
+    checkup.locks.require_address()
+    findings = _run({"tasks": tasks.check_tasks}, checkup)
+    reached = _of_each(checkup)
     findings += reached
     if any(check == "server" and finding.level == OK for check, finding in reached):
-        findings += _of_server(patient, with_workers)
-    return findings + _run(OF_SETTINGS, patient)
+        findings += _of_server(checkup, with_workers)
+    return findings + _run(OF_SETTINGS, checkup)
 
 
-def _of_server(patient: Patient, with_workers: bool) -> list[tuple[str, Finding]]:
+def _of_server(checkup: Checkup, with_workers: bool) -> list[tuple[str, Finding]]:
     """What the lock server is found to be, and the runs. If a part of it is away: what the others
     have.
     """
     try:
-        wrong = away(patient.server)
+        wrong = away(checkup.server)
     except LockUnavailable:
         return []  # what is said of each server says so
     if wrong:
-        patient.server = patient.server.without(wrong)
-        return _run(OF_A_PART, patient)
+        checkup.server = checkup.server.without(wrong)
+        return _run(OF_A_PART, checkup)
     of_runs: Check = workers.check_workers if with_workers else workers.check_lost
-    return _run({**OF_SERVER, "workers": of_runs}, patient)
+    return _run({**OF_SERVER, "workers": of_runs}, checkup)
 
 
 def examine_settings(app: Any) -> list[tuple[str, Finding]]:
@@ -97,7 +97,7 @@ def examine_settings(app: Any) -> list[tuple[str, Finding]]:
         ConfigError: the settings are wrong.
     """
     now = {"tasks": tasks.check_tasks, **OF_SETTINGS, "max hold": tasks.check_outlived}
-    return _run(now, Patient(app))
+    return _run(now, Checkup(app))
 
 
 def examine_for_production(app: Any) -> list[tuple[str, Finding]]:
@@ -107,18 +107,18 @@ def examine_for_production(app: Any) -> list[tuple[str, Finding]]:
     Raises:
         ConfigError: the settings are wrong.
     """
-    return _run(FOR_PRODUCTION, Patient(app))
+    return _run(FOR_PRODUCTION, Checkup(app))
 
 
-def _of_each(patient: Patient) -> list[tuple[str, Finding]]:
+def _of_each(checkup: Checkup) -> list[tuple[str, Finding]]:
     """What each Redis server is found to be. What is the same for all is shown once."""
     try:
-        primaries = patient.locks.server.primaries()
+        primaries = checkup.locks.server.primaries()
     except LockUnavailable as exc:
         return [("server", server.unreachable(exc))]
     found: dict[tuple[str, Finding], list[str]] = {}
     for name, each in primaries.items():
-        one = Patient(patient.app, each)
+        one = Checkup(checkup.app, each)
         findings = _run({"server": server.check_server}, one)
         if findings[0][1].level == OK:
             findings += _run(OF_EACH, one)
@@ -135,11 +135,11 @@ def _at(names: list[str], finding: Finding) -> Finding:
     return dataclasses.replace(finding, what=f"{', '.join(names)}: {finding.what}")
 
 
-def _run(checks: dict[str, Check], patient: Patient) -> list[tuple[str, Finding]]:
+def _run(checks: dict[str, Check], checkup: Checkup) -> list[tuple[str, Finding]]:
     findings: list[tuple[str, Finding]] = []
     for name, check in checks.items():
         try:
-            findings += [(name, finding) for finding in check(patient)]
+            findings += [(name, finding) for finding in check(checkup)]
         except LockUnavailable as exc:
             todo = "allow this user the command, or use another user"
             findings.append((name, Finding(UNKNOWN, exc.reason, todo)))

@@ -9,16 +9,16 @@ from ...app.neighbours import BESIDE_OTHERS, IN_CACHE, REMEDY, caches_beside, st
 from ...protocol.keys import broker_of_sweep, sweep_pattern
 from ...servers.looking import sample, scan
 from ..table import count_of
+from .checkup import Checkup
 from .finding import ERROR, OK, WARNING, Finding, some
-from .patient import Patient
 
 
-def check_prefix(patient: Patient) -> Iterator[Finding]:
+def check_prefix(checkup: Checkup) -> Iterator[Finding]:
     """Whether other programs use the same keys."""
-    locks = [each for each in patient.survey if each.is_lock]
+    locks = [each for each in checkup.survey if each.is_lock]
     foreign = [each for each in locks if each.state == "foreign"]
-    waiting = {each.task for each in patient.survey if each.waiting}
-    unknown = sorted({each.task for each in locks} - {"", "RedisLock", *patient.app.tasks})
+    waiting = {each.task for each in checkup.survey if each.waiting}
+    unknown = sorted({each.task for each in locks} - {"", "RedisLock", *checkup.app.tasks})
     renamed = [name for name in unknown if name in waiting]
     strange = [name for name in unknown if name not in waiting]
     if foreign:
@@ -36,7 +36,7 @@ def check_prefix(patient: Patient) -> Iterator[Finding]:
             WARNING, f"locks of tasks that this app does not know: {some(strange)}",
             "give each project that shares the server its own redislock_prefix",
         )  # fmt: skip
-    others = _other_brokers(patient)
+    others = _other_brokers(checkup)
     if others:
         yield Finding(
             WARNING,
@@ -45,37 +45,37 @@ def check_prefix(patient: Patient) -> Iterator[Finding]:
             "give each project its own redislock_prefix, unless they are to share locks",
         )  # fmt: skip
     if not (foreign or unknown or others):
-        yield Finding(OK, f"{patient.locks.prefix!r}, {count_of(len(locks))}")
+        yield Finding(OK, f"{checkup.locks.prefix!r}, {count_of(len(locks))}")
 
 
-def _other_brokers(patient: Patient) -> int:
+def _other_brokers(checkup: Checkup) -> int:
     """How many other brokers the running workers with our prefix have."""
-    pattern = sweep_pattern(patient.locks.prefix)
-    pages = scan(patient.server, pattern)
-    return len({broker_of_sweep(key) for page in pages for key in page} - {broker_of(patient.app)})
+    pattern = sweep_pattern(checkup.locks.prefix)
+    pages = scan(checkup.server, pattern)
+    return len({broker_of_sweep(key) for page in pages for key in page} - {broker_of(checkup.app)})
 
 
-def check_neighbours(patient: Patient) -> Iterator[Finding]:
+def check_neighbours(checkup: Checkup) -> Iterator[Finding]:
     """Whether other programs have keys in the same database, which they may flush."""
-    if caches_beside(patient.locks):
+    if caches_beside(checkup.locks):
         return  # `check_caches` says so
-    for name, server in patient.locks.server.shards().items():
-        others = strangers(patient.locks, patient.app.conf, sample(server))
+    for name, server in checkup.locks.server.shards().items():
+        others = strangers(checkup.locks, checkup.app.conf, sample(server))
         if others:
             which = f"lock server {name}".rstrip()
             yield Finding(WARNING, BESIDE_OTHERS % (which, others[0]), REMEDY)
 
 
-def check_caches(patient: Patient) -> Iterator[Finding]:
+def check_caches(checkup: Checkup) -> Iterator[Finding]:
     """Whether a cache of Django's is in the same database."""
-    caches = caches_beside(patient.locks)
+    caches = caches_beside(checkup.locks)
     if caches:
         yield Finding(WARNING, IN_CACHE % ", ".join(caches), REMEDY)
 
 
-def check_untaken(patient: Patient) -> Iterator[Finding]:
+def check_untaken(checkup: Checkup) -> Iterator[Finding]:
     """Whether tasks wait that no worker takes."""
-    rooms = {each.name: each for each in patient.survey if each.untaken}
+    rooms = {each.name: each for each in checkup.survey if each.untaken}
     if not rooms:
         yield Finding(OK, "no task waits that no worker takes")
         return

@@ -7,8 +7,8 @@ from typing import Final
 
 from ...app.documents import page
 from ...servers.rights import Rights
+from .checkup import Checkup
 from .finding import ERROR, OK, UNKNOWN, WARNING, Finding
-from .patient import Patient
 
 #: The commands of workers and senders, each with arguments of the right form. `{}` is a key.
 COMMANDS: Final = (
@@ -29,14 +29,14 @@ READS, WRITES = frozenset({"get", "pttl"}), frozenset({"del", "evalsha", "hdel"}
 UNTRIED: Final = frozenset({"blpop", "hset", "lpush", "rpush", "select", "set", "zadd"})
 
 
-def check_rights(patient: Patient) -> Iterator[Finding]:
+def check_rights(checkup: Checkup) -> Iterator[Finding]:
     """Whether this user may run the commands in use."""
-    key = f"{patient.locks.prefix}:{{0}}:doctor"
+    key = f"{checkup.locks.prefix}:{{0}}:doctor"
     commands = [
         [key if part == "{}" else part for part in command.split()]
         for command in (*COMMANDS, *EXTRA)
     ]
-    rights = Rights(patient.locks.server)
+    rights = Rights(checkup.locks.server)
     allowed = rights.may(commands)
     if allowed is None:
         allowed = rights.may_queue(commands)
@@ -54,7 +54,7 @@ def check_rights(patient: Patient) -> Iterator[Finding]:
             )
             return
     denied = [words[0] for words, may in zip(commands, allowed, strict=True) if not may]
-    yield from _denied(patient.locks.prefix, key, denied)
+    yield from _denied(checkup.locks.prefix, key, denied)
 
 
 def _denied(prefix: str, key: str, denied: list[str]) -> Iterator[Finding]:

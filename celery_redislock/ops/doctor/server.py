@@ -12,8 +12,8 @@ from ...servers.cluster import Cluster
 from ...servers.looking import reach, server_config
 from ...servers.talk import operation_timeout, refuses, said_of
 from ..table import count_of
+from .checkup import Checkup
 from .finding import ERROR, OK, UNKNOWN, UNTOLD, WARNING, Finding, some
-from .patient import Patient
 
 #: The oldest server that has all that the scripts use.
 OLDEST: Final = (6, 2)
@@ -21,10 +21,10 @@ OLDEST: Final = (6, 2)
 CLOCKS: Final = 1.0
 
 
-def check_server(patient: Patient) -> Iterator[Finding]:
+def check_server(checkup: Checkup) -> Iterator[Finding]:
     """Whether the server answers."""
     try:
-        reach(patient.server)
+        reach(checkup.server)
     except LockUnavailable as exc:
         yield unreachable(exc)
         return
@@ -41,9 +41,9 @@ def unreachable(exc: LockUnavailable) -> Finding:
     return Finding(ERROR, said_of(exc), f"check {what}; until then on_redis_error applies")
 
 
-def check_cluster(patient: Patient) -> Iterator[Finding]:
+def check_cluster(checkup: Checkup) -> Iterator[Finding]:
     """Which nodes a Redis Cluster has, and whether each slot has one."""
-    server = patient.server
+    server = checkup.server
     if not isinstance(server, Cluster):
         return
     nodes, without = server.topology()
@@ -62,9 +62,9 @@ def check_cluster(patient: Patient) -> Iterator[Finding]:
             )  # fmt: skip
 
 
-def check_version(patient: Patient) -> Iterator[Finding]:
+def check_version(checkup: Checkup) -> Iterator[Finding]:
     """Whether the server has what the scripts use."""
-    text = patient.info.get("redis_version")
+    text = checkup.info.get("redis_version")
     if text is None:
         yield UNTOLD
         return
@@ -73,9 +73,9 @@ def check_version(patient: Patient) -> Iterator[Finding]:
     yield Finding(ERROR if todo else OK, f"Redis {text}", todo)
 
 
-def check_memory(patient: Patient) -> Iterator[Finding]:
+def check_memory(checkup: Checkup) -> Iterator[Finding]:
     """Whether the server may evict locks."""
-    info = patient.info
+    info = checkup.info
     policy = info.get("maxmemory_policy")
     if policy is None:
         yield UNTOLD
@@ -101,12 +101,12 @@ def check_memory(patient: Patient) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def check_persistence(patient: Patient) -> Iterator[Finding]:
+def check_persistence(checkup: Checkup) -> Iterator[Finding]:
     """Whether tasks that wait in Redis survive a restart."""
-    server = patient.server
-    aof = patient.info.get("aof_enabled") == "1"
+    server = checkup.server
+    aof = checkup.info.get("aof_enabled") == "1"
     save = server_config(server, "save")
-    parking = [task.name for task in patient.tasks if _parks(task.lock_options)]
+    parking = [task.name for task in checkup.tasks if _parks(task.lock_options)]
     if aof or save:
         yield Finding(OK, "appendonly" if aof else f"snapshots, save {save}")
     elif save is None:
@@ -127,16 +127,16 @@ def _parks(options: LockOptions) -> bool:
     return options.lock_scope != "queued" and options.on_conflict.parks
 
 
-def check_replication(patient: Patient) -> Iterator[Finding]:
+def check_replication(checkup: Checkup) -> Iterator[Finding]:
     """Whether a failover could forget locks."""
-    info = patient.info
-    server = patient.locks.require_address()
+    info = checkup.info
+    server = checkup.locks.require_address()
     sentinel = "sentinel" in server.url.partition("://")[0]
     if not info:
         yield UNTOLD
         return
     in_cluster = info.get("redis_mode") == "cluster" or info.get("cluster_enabled") == "1"
-    if in_cluster and not isinstance(patient.locks.server, Cluster):
+    if in_cluster and not isinstance(checkup.locks.server, Cluster):
         yield Finding(
             ERROR, "the server is a node of a Redis Cluster",
             "begin redislock_url with redis+cluster:// or rediss+cluster://",
@@ -146,40 +146,40 @@ def check_replication(patient: Patient) -> Iterator[Finding]:
             ERROR, "the server is a replica, which takes no writes",
             "set redislock_url to the master or to the sentinels",
         )  # fmt: skip
-    elif (replicas := int(info.get("connected_slaves", 0))) < patient.locks.min_replicas:
+    elif (replicas := int(info.get("connected_slaves", 0))) < checkup.locks.min_replicas:
         yield Finding(
             ERROR,
             f"{count_of(replicas, 'replica')}: redislock_min_replicas asks"
-            f" {patient.locks.min_replicas}",
+            f" {checkup.locks.min_replicas}",
             "add replicas, or lower redislock_min_replicas: no lock can be taken",
         )  # fmt: skip
     elif replicas or sentinel:
-        yield _replicated(patient, replicas, sentinel)
+        yield _replicated(checkup, replicas, sentinel)
     else:
         yield Finding(OK, "one master, without replicas")
 
 
-def _replicated(patient: Patient, replicas: int, sentinel: bool) -> Finding:
-    serves_alone = server_config(patient.server, "min-replicas-to-write") == "0"
+def _replicated(checkup: Checkup, replicas: int, sentinel: bool) -> Finding:
+    serves_alone = server_config(checkup.server, "min-replicas-to-write") == "0"
     what = f"{count_of(replicas, 'replica')}{', by sentinels' if sentinel else ''}"
     if serves_alone:
         what += ", min-replicas-to-write 0"
     advice = "pass self.lock.fence to the resource where two runs at once would do harm"
-    if not patient.locks.min_replicas:
+    if not checkup.locks.min_replicas:
         advice += "; redislock_min_replicas = 1 shortens the gap"
     if serves_alone:
         advice += "; with min-replicas-to-write 1 a master that is cut off takes no locks"
     return Finding(WARNING, f"{what}: a failover may forget a lock", advice)
 
 
-def check_round_trip(patient: Patient) -> Iterator[Finding]:
+def check_round_trip(checkup: Checkup) -> Iterator[Finding]:
     """Whether the server answers well within the time that a command may take."""
-    trips = sorted(patient.trips[0])
+    trips = sorted(checkup.trips[0])
     median, longest = trips[len(trips) // 2], trips[-1]
-    bound = operation_timeout(patient.shortest_ttl)
+    bound = operation_timeout(checkup.shortest_ttl)
     what = (
         f"{median * 1000:.1f} ms, at most {longest * 1000:.1f} ms; a command may take"
-        f" {bound * 1000:.0f} ms with the shortest lock_ttl, {patient.shortest_ttl:g} s"
+        f" {bound * 1000:.0f} ms with the shortest lock_ttl, {checkup.shortest_ttl:g} s"
     )
     if longest > bound / 2:
         level = ERROR if median > bound / 2 else WARNING
@@ -188,11 +188,11 @@ def check_round_trip(patient: Patient) -> Iterator[Finding]:
         yield Finding(OK, what)
 
 
-def check_timeouts(patient: Patient) -> Iterator[Finding]:
+def check_timeouts(checkup: Checkup) -> Iterator[Finding]:
     """Whether the server closes connections between two extensions."""
-    idle = server_config(patient.server, "timeout")
-    longest = max((task.lock_options.lock_ttl for task in patient.tasks), default=30.0)
-    bound = operation_timeout(patient.shortest_ttl)
+    idle = server_config(checkup.server, "timeout")
+    longest = max((task.lock_options.lock_ttl for task in checkup.tasks), default=30.0)
+    bound = operation_timeout(checkup.shortest_ttl)
     if idle is not None and idle.isdigit() and 0 < int(idle) <= longest / 3:
         yield Finding(
             WARNING,
@@ -200,20 +200,20 @@ def check_timeouts(patient: Patient) -> Iterator[Finding]:
             f" heartbeat of a lock_ttl of {longest:g} s",
             f"set the server's timeout to 0, or above {longest / 3:.0f}",
         )  # fmt: skip
-    elif patient.shortest_ttl < 2:
+    elif checkup.shortest_ttl < 2:
         yield Finding(
             WARNING,
-            f"a lock_ttl of {patient.shortest_ttl:g} s leaves a command {bound * 1000:.0f} ms, and"
-            f" an outage of {patient.shortest_ttl:g} s loses the lock",
+            f"a lock_ttl of {checkup.shortest_ttl:g} s leaves a command {bound * 1000:.0f} ms, and"
+            f" an outage of {checkup.shortest_ttl:g} s loses the lock",
             "use 5 s or more, unless a dead machine's lock must be free sooner",
         )  # fmt: skip
     else:
         yield Finding(OK, f"a command may take {bound * 1000:.0f} ms")
 
 
-def check_clock(patient: Patient) -> Iterator[Finding]:
+def check_clock(checkup: Checkup) -> Iterator[Finding]:
     """Whether this machine's clock and the server's agree."""
-    ahead = patient.trips[1]
+    ahead = checkup.trips[1]
     if abs(ahead) > CLOCKS:
         yield Finding(
             WARNING, f"the server's clock is {ahead:+.1f} s off this machine's",

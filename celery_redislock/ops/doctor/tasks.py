@@ -17,30 +17,30 @@ from ...tasks.forgotten import WHY, forgotten
 from ...tasks.protect import errors_of, protect_tasks
 from ...tasks.task import SingletonTask
 from ..table import count_of
+from .checkup import Checkup
 from .finding import ERROR, OK, WARNING, Finding, some
-from .patient import Patient
 
 
-def check_tasks(patient: Patient) -> Iterator[Finding]:
+def check_tasks(checkup: Checkup) -> Iterator[Finding]:
     """Whether the tasks' options are right, and any task takes locks."""
-    errors = errors_of(patient.app)
+    errors = errors_of(checkup.app)
     for error in errors:
         yield Finding(
             ERROR, str(error), f"correct it: no worker starts until then. See {page('options')}"
         )
-    if not patient.locks.enabled:
+    if not checkup.locks.enabled:
         yield Finding(WARNING, "redislock_enabled is False: no task takes a lock", "set it to True")
-    elif not patient.tasks and not errors:
+    elif not checkup.tasks and not errors:
         yield Finding(WARNING, "no task takes locks", "use base=SingletonTask or redislock_tasks")
-    elif patient.tasks:
-        take = "take" if len(patient.tasks) > 1 else "takes"
-        yield Finding(OK, f"{count_of(len(patient.tasks), 'task')} {take} locks")
+    elif checkup.tasks:
+        take = "take" if len(checkup.tasks) > 1 else "takes"
+        yield Finding(OK, f"{count_of(len(checkup.tasks), 'task')} {take} locks")
 
 
-def check_names(patient: Patient) -> Iterator[Finding]:
+def check_names(checkup: Checkup) -> Iterator[Finding]:
     """Whether each entry of `redislock_tasks` protects a task."""
     try:
-        idle = protect_tasks(patient.app)
+        idle = protect_tasks(checkup.app)
     except ConfigError:  # `check_tasks` tells it
         return
     for pattern, why in idle:
@@ -52,9 +52,9 @@ def check_names(patient: Patient) -> Iterator[Finding]:
         yield Finding(OK, "every entry protects a task, or there is none")
 
 
-def check_forgotten(patient: Patient) -> Iterator[Finding]:
+def check_forgotten(checkup: Checkup) -> Iterator[Finding]:
     """Whether a task sets options of a lock, but takes none."""
-    without_lock = list(forgotten(patient.app))
+    without_lock = list(forgotten(checkup.app))
     for name, options in without_lock:
         yield Finding(
             WARNING, f"{name} sets {options}, {WHY}",
@@ -64,16 +64,16 @@ def check_forgotten(patient: Patient) -> Iterator[Finding]:
         yield Finding(OK, "every task with options of a lock takes one")
 
 
-def check_beat(patient: Patient) -> Iterator[Finding]:
+def check_beat(checkup: Checkup) -> Iterator[Finding]:
     """Whether beat can send the tasks, and they expire if no worker takes them in time."""
-    schedule = patient.app.conf.beat_schedule or {}
+    schedule = checkup.app.conf.beat_schedule or {}
     if not isinstance(schedule, Mapping):
         yield Finding(
             ERROR, f"beat_schedule is a {type(schedule).__name__}, which beat cannot read",
             "make it a dict of names to entries",
         )  # fmt: skip
         return
-    tasks = {task.name: task for task in patient.tasks}
+    tasks = {task.name: task for task in checkup.tasks}
     entries = {
         name: (entry, task)
         for name, entry in sorted(schedule.items(), key=lambda each: str(each[0]))
@@ -103,21 +103,21 @@ def check_beat(patient: Patient) -> Iterator[Finding]:
         )
 
 
-def check_hold(patient: Patient) -> Iterator[Finding]:
+def check_hold(checkup: Checkup) -> Iterator[Finding]:
     """Whether a body that hangs ends, and its lock with it."""
-    findings = [*check_outlived(patient), *check_endless(patient)]
+    findings = [*check_outlived(checkup), *check_endless(checkup)]
     yield from findings or [Finding(OK, "every lock ends with a time limit or lock_max_hold")]
 
 
-def check_outlived(patient: Patient) -> Iterator[Finding]:
+def check_outlived(checkup: Checkup) -> Iterator[Finding]:
     """Whether a body may outlive its lock."""
-    for task in patient.tasks:
-        yield from _outlives(task, patient.app)
+    for task in checkup.tasks:
+        yield from _outlives(task, checkup.app)
 
 
-def check_endless(patient: Patient) -> Iterator[Finding]:
+def check_endless(checkup: Checkup) -> Iterator[Finding]:
     """Whether a body that hangs holds its lock for ever."""
-    endless = [task.name for task in patient.tasks if _is_endless(task, patient.app)]
+    endless = [task.name for task in checkup.tasks if _is_endless(task, checkup.app)]
     if endless:
         yield Finding(
             WARNING, f"a body that hangs holds its lock for ever: {some(endless)}",
@@ -147,10 +147,10 @@ def _time_limit(task: SingletonTask, app: Any) -> float | None:
     return limit
 
 
-def check_visibility(patient: Patient) -> Iterator[Finding]:
+def check_visibility(checkup: Checkup) -> Iterator[Finding]:
     """Whether the broker may redeliver messages before they are acknowledged or due."""
-    redelivery = patient.locks.redelivery
-    findings = [each for task in patient.tasks for each in _too_long(task, patient.app, redelivery)]
+    redelivery = checkup.locks.redelivery
+    findings = [each for task in checkup.tasks for each in _too_long(task, checkup.app, redelivery)]
     text = "the broker does not deliver messages again after a time"
     if redelivery.after is not None:
         text = (
@@ -207,10 +207,10 @@ def _outlasts(task: SingletonTask, app: Any, visible: float, option: str) -> Ite
         )
 
 
-def check_limits(patient: Patient) -> Iterator[Finding]:
+def check_limits(checkup: Checkup) -> Iterator[Finding]:
     """Whether tasks that share a lock agree on how many may hold it."""
     limits: dict[str, dict[int, str]] = {}
-    for task in patient.tasks:
+    for task in checkup.tasks:
         key = task.lock_options.lock_key
         if isinstance(key, str):
             limits.setdefault(key, {})[task.lock_options.lock_limit] = task.name

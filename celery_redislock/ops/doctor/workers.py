@@ -13,8 +13,8 @@ from ...inspection.states import GOING_ON, RUNNING
 from ...protocol.holders import one_line
 from ...protocol.keys import name_of
 from ..table import count_of
+from .checkup import Checkup
 from .finding import ERROR, OK, UNKNOWN, WARNING, Finding, some
-from .patient import Patient
 
 #: Seconds for which workers may answer.
 ANSWERS: Final = 2.0
@@ -52,15 +52,15 @@ class Compared(NamedTuple):
         return bool(self.only_worker or self.only_server)
 
 
-def check_lost(patient: Patient) -> Iterator[Finding]:
+def check_lost(checkup: Checkup) -> Iterator[Finding]:
     """Whether runs go on without their lock, as they tell the server."""
     with contextlib.suppress(LockUnavailable):  # the check of the prefix says so
-        yield from _lost(patient.survey)
+        yield from _lost(checkup.survey)
 
 
-def check_lost_of_some(patient: Patient) -> Iterator[Finding]:
+def check_lost_of_some(checkup: Checkup) -> Iterator[Finding]:
     """The same while a part of the lock server is away. What workers hold may be there."""
-    yield from check_lost(patient)
+    yield from check_lost(checkup)
     yield Finding(
         UNKNOWN, "a part of the lock server is away: what is there is not known",
         "run doctor again when all of it answers",
@@ -84,12 +84,12 @@ def _lost(found: list[Found]) -> Iterator[Finding]:
             )  # fmt: skip
 
 
-def check_workers(patient: Patient) -> Iterator[Finding]:
+def check_workers(checkup: Checkup) -> Iterator[Finding]:
     """Whether each worker holds what the server has, and only that."""
-    compared = _compare(patient)
+    compared = _compare(checkup)
     if compared.differs:
         time.sleep(APART)
-        again = _compare(patient)
+        again = _compare(checkup)
         compared = again._replace(
             only_worker={k: v for k, v in again.only_worker.items() if k in compared.only_worker},
             only_server={k: v for k, v in again.only_server.items() if k in compared.only_server},
@@ -129,16 +129,16 @@ def _findings(compared: Compared) -> Iterator[Finding]:
         yield Finding(OK, f"{count_of(workers, 'worker')} and the server agree on {held}")
 
 
-def _compare(patient: Patient) -> Compared:
-    prefix = patient.locks.prefix
-    told = _told(patient.app)
+def _compare(checkup: Checkup) -> Compared:
+    prefix = checkup.locks.prefix
+    told = _told(checkup.app)
     claimed = {
         (name_of(prefix, str(report.get("key"))) or "", str(report.get("task_id"))): (node, report)
         for node, reports in told.items()
         for report in reports
         if report.get("task_id")
     }
-    found = snapshot(patient.app, patient.server)
+    found = snapshot(checkup.app, checkup.server)
     without = [each for each in found if each.state == "without its lock"]
     known = {(each.name, each.holder.task_id) for each in without if each.holder is not None}
     held = {

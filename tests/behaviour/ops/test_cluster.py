@@ -73,6 +73,15 @@ def test_while_a_node_is_away_what_the_others_have_is_shown_and_the_node_is_name
         for result in (listed, runs, skips):
             assert result.exit_code == 1
             assert f"127.0.0.1:{dead.port} does not answer: " in result.stderr
+
+        broken = run(app, "break", "--all", "--force", "--json")
+        assert {each["key"] for each in json.loads(broken.stdout)["broken"]} == locks
+        assert broken.exit_code == 1
+        left_out = f"what some nodes have is not broken or dropped: 127.0.0.1:{dead.port} does not"
+        assert left_out in broken.stderr
+        nothing = run(app, "break", "--all", "--force")
+        assert f"no such lock: none matches; {left_out}" in nothing.stderr
+
         for node in own.nodes:
             node.kill()
         assert "the lock server does not answer" in run(app, "history").stderr

@@ -8,7 +8,7 @@ import pytest
 
 from celery_redislock import LockUnavailable
 from celery_redislock.app.settings import app_locks
-from celery_redislock.ops.doctor.patient import Patient
+from celery_redislock.ops.doctor.checkup import Checkup
 from celery_redislock.ops.doctor.server import check_round_trip
 from celery_redislock.servers.looking import round_trips
 from celery_redislock.servers.rights import Rights
@@ -18,11 +18,11 @@ from tests.support.waiting import eventually
 
 
 def test_a_server_that_answers_late_is_told(redis_server, label):
-    patient = Patient(make_app(redis_server.url, label, redislock_ttl=0.5))
-    patient.__dict__["trips"] = ([0.001] * 19 + [0.9], 0.0)
-    assert [each.level for each in check_round_trip(patient)] == ["warning"]
-    patient.__dict__["trips"] = ([0.9] * 20, 0.0)
-    assert [each.level for each in check_round_trip(patient)] == ["error"]
+    checkup = Checkup(make_app(redis_server.url, label, redislock_ttl=0.5))
+    checkup.__dict__["trips"] = ([0.001] * 19 + [0.9], 0.0)
+    assert [each.level for each in check_round_trip(checkup)] == ["warning"]
+    checkup.__dict__["trips"] = ([0.9] * 20, 0.0)
+    assert [each.level for each in check_round_trip(checkup)] == ["error"]
 
 
 def test_workers_of_another_broker_under_the_same_prefix_are_told(redis_server, label):

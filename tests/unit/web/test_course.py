@@ -211,7 +211,7 @@ def test_an_operators_break_is_not_lost(course):
     course.hear(5, "lost", "x", "b", reason="it expired or was broken, or another run may have it")
     first, second = course.past.items()
     assert (first["what"], first["by_whom"], second["what"]) == ("broken", "anna at web-1", "lost")
-    assert course.past.tally.totals()["lost"] == 1
+    assert course.past.counts.totals()["lost"] == 1
 
 
 def test_what_happened_is_counted_for_all_locks_and_from_both_sources(course):
@@ -223,12 +223,12 @@ def test_what_happened_is_counted_for_all_locks_and_from_both_sources(course):
         kept("quiet", "b", 2, T0, T0 + 5, "lost", turned_away=2),
     ]
     course.remember(*runs).remember(*runs)
-    assert course.past.tally.totals() == {"away": 3000 - 1 + 7 + 2, "lost": 2}
-    assert [course.past.tally.away(name) for name in ("lock1", "lock2", "quiet")] == [7, 1, 2]
+    assert course.past.counts.totals() == {"away": 3000 - 1 + 7 + 2, "lost": 2}
+    assert [course.past.counts.away(name) for name in ("lock1", "lock2", "quiet")] == [7, 1, 2]
     course.look(10).look(LONG).look(880, held("x", "a"))
-    assert course.past.tally.totals()["lost"] == 2
+    assert course.past.counts.totals()["lost"] == 2
     course.look(1000, held("x", "a"))
-    assert course.past.tally.totals() == {"away": 0, "lost": 0}, "a quarter of an hour later"
+    assert course.past.counts.totals() == {"away": 0, "lost": 0}, "a quarter of an hour later"
 
 
 def test_duplicates_that_only_the_lock_tells_of_are_counted_and_those_of_long_ago_are_not(course):
@@ -238,11 +238,11 @@ def test_duplicates_that_only_the_lock_tells_of_are_counted_and_those_of_long_ag
             held("new", "a", turned_away=new),
             held("old", "b", 2, began=-7200, turned_away=old),
         )
-        return [course.past.tally.away(name) for name in ("new", "old")]
+        return [course.past.counts.away(name) for name in ("new", "old")]
 
     assert seen(1, 0, 500) == [0, 0]
     assert seen(2, 3, 501) == [3, 1]
     course.hear(3, "replaced", "new", "older").hear(3, "raised", "new", "twin")
     assert seen(4, 4, 501) == [4, 1], "the event and the lock tell of the same"
     course.remember(kept("new", "a", 1, T0, T0 + 5, turned_away=4))
-    assert course.past.tally.totals() == {"away": 5, "lost": 0}
+    assert course.past.counts.totals() == {"away": 5, "lost": 0}

@@ -10,11 +10,11 @@ from celery_redislock.inspection.history import PastRun
 from celery_redislock.inspection.locks import Found
 from celery_redislock.protocol.holders import Holder
 from celery_redislock.protocol.keys import lock_keys
+from celery_redislock.web.counts import WINDOW
 from celery_redislock.web.items import MOST
 from celery_redislock.web.look import Seen
 from celery_redislock.web.past import Past
 from celery_redislock.web.present import Present
-from celery_redislock.web.tally import WINDOW
 from celery_redislock.web.waits import FOLLOWED
 
 T0 = 1_000_000.0
@@ -157,14 +157,14 @@ def test_there_is_never_too_much_of_it_and_what_is_urgent_stays(past):
     assert len(past.items()) <= MOST
     assert {"held for long", "unlucky"} < {item["lock"] for item in past.items()}
     assert sum(item["kind"] == "wait" for item in past.items()) == FOLLOWED
-    assert past.tally.totals() == {"away": 2 * MOST, "lost": 1}, "all are counted"
+    assert past.counts.totals() == {"away": 2 * MOST, "lost": 1}, "all are counted"
     changed, dropped = past.take_changes()
     assert [item["id"] for item in changed] == [item["id"] for item in past.items()]
     assert not {item["id"] for item in changed} & set(dropped)
     past.take_in(Seen(T0 + 30 + WINDOW, [], {}))
     past.take_in(Seen(T0 + 30 + 3 * WINDOW, [], {}))
     assert past.items() == []
-    assert past.tally.totals() == {"away": 0, "lost": 0}
+    assert past.counts.totals() == {"away": 0, "lost": 0}
     assert not any((past._runs, past._waits._of, past._marks, past._took, past._slots))
 
 

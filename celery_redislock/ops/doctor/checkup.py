@@ -18,7 +18,7 @@ from .finding import Finding
 TRIPS: Final = 20
 
 
-class Patient:
+class Checkup:
     """What the checks look at. Each part is read once.
 
     Args:
@@ -62,4 +62,4 @@ class Patient:
         return snapshot(self.app, self.server)
 
 
-Check = Callable[[Patient], Iterator[Finding]]
+Check = Callable[[Checkup], Iterator[Finding]]

@@ -18,13 +18,12 @@ NAMES: Final = 20_000
 TASKS: Final = 1_000
 FEWEST, RUNS = 3, 30
 
-#: What is counted: calls that were turned away, that is skipped or refused, and runs that lost
-#: their lock.
+#: What is counted: calls that were skipped or refused, and runs that lost their lock.
 AWAY: Final = "away"
 LOST: Final = "lost"
 
 
-class _Counts:
+class _ByName:
     """Counts by what happened and the lock's name."""
 
     def __init__(self) -> None:
@@ -47,13 +46,13 @@ class _Counts:
                     del self.by_name[place]
 
 
-class Tally:
+class Counts:
     """The counts. Events tell of each; the locks and the history tell it of each run, also where no
     worker sends events. The larger of the two is right: an event may be lost, the history forgets.
     """
 
     def __init__(self) -> None:
-        self._told, self._kept = _Counts(), _Counts()
+        self._told, self._kept = _ByName(), _ByName()
         #: What has been counted of each run of the history, and when it ended.
         self._of_runs: dict[tuple[str, int], tuple[float, int, bool]] = {}
 
@@ -62,7 +61,9 @@ class Tally:
         self._told.add(what, name, at, 1)
 
     def keep(self, name: str, fence: int, at: float, away: int, lost: bool) -> None:
-        """The history tells how many this run has turned away, and whether it lost its lock."""
+        """The history tells how many were skipped or refused because of this run, and whether it
+        lost its lock.
+        """
         _, counted, was_lost = self._of_runs.get((name, fence), (at, 0, False))
         if away > counted:
             self._kept.add(AWAY, name, at, away - counted)
@@ -72,15 +73,15 @@ class Tally:
             self._of_runs[name, fence] = (at, max(away, counted), lost or was_lost)
 
     def see(self, name: str, fence: int, at: float, away: int, began: float) -> None:
-        """A look saw how many this run has turned away so far. Of one that is older than what is
-        counted, nobody knows when: those that come from now on count.
+        """A look saw how many were skipped or refused because of this run so far. Of one that is
+        older than what is counted, nobody knows when: those that come from now on count.
         """
         if began < at - WINDOW:
             self._of_runs.setdefault((name, fence), (at, away, False))
         self.keep(name, fence, at, away, False)
 
     def away(self, name: str) -> int:
-        """How many calls were turned away from this lock."""
+        """How many calls of this lock were skipped or refused."""
         return self._of((AWAY, name))
 
     def totals(self) -> dict[str, int]:
