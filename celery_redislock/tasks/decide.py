@@ -134,6 +134,7 @@ class CannotRun:
 
 Outcomes: TypeAlias = Go | GoUnlocked | TurnedAway | PutOff | Waits | CannotRun
 GO: Final = Go()
+HAS_RUN: Final = TurnedAway(Outcome.ALREADY_DONE)
 
 
 # -- what is asked ----------------------------------------------------------------------------
@@ -287,7 +288,7 @@ def step(facts: Facts, state: State, asked: Question, answer: Any) -> tuple[Stat
     if isinstance(asked, Meet):
         return _met(facts, state, asked, answer)
     if isinstance(asked, HasResult):
-        return _looked_up(facts, state, asked, answer)
+        return _looked_up(state, asked, answer)
     wish = asked if isinstance(asked, Await | Park) else asked.wish
     if isinstance(answer, Acquired):
         return state, Go(wish.busy) if isinstance(wish, Await) else GO
@@ -301,8 +302,13 @@ def step(facts: Facts, state: State, asked: Question, answer: Any) -> tuple[Stat
             state = state._replace(is_noted=noted, is_counted=facts.claim.turned_away)
         if state.first_busy is None:
             state = state._replace(first_busy=answer)
-    if state.message.fanout and _is_another_queues(state, answer):
-        return state, _as_copy(answer)
+    if state.message.fanout and not state.message.redelivered:
+        # A task that was sent once runs once, whatever queues have copies of its message. A
+        # redelivered copy does not count, since it may be all that is left of the task.
+        if isinstance(answer, Busy) and answer.relation == "own":
+            return state, TurnedAway(Outcome.RUNS_ELSEWHERE, answer.holder)
+        if isinstance(answer, Done):
+            return state, HAS_RUN
     if isinstance(answer, Busy):
         return _busy(facts, state, asked, wish, answer)
     if isinstance(answer, Done):
@@ -382,24 +388,21 @@ def _done(facts: Facts, state: State, done: Done) -> tuple[State, Step]:
     if not is_copy and max(message.age, message.waited) < done.age:
         return state, AGAIN
     if note.kind == notes.ENDED:
-        return state, _as_copy(done)
+        return state, HAS_RUN
     if note.kind == notes.PUBLISHING:
         return _died(state, done)
     return state, HasResult(done)
 
 
-def _looked_up(
-    facts: Facts, state: State, asked: HasResult, has_result: bool | None
-) -> tuple[State, Step]:
+def _looked_up(state: State, asked: HasResult, has_result: bool | None) -> tuple[State, Step]:
     done = asked.done
     by = state.message.replaced_by if done is None else done.note.replaced_by
     if by is not None:
-        ends = _as_copy(done) if has_result else TurnedAway(Outcome.REPLACED, by)
-        return state, ends
+        return state, HAS_RUN if has_result else TurnedAway(Outcome.REPLACED, by)
     assert done is not None
     # Its result is stored, and what follows it is published.
     if has_result is not False:
-        return state, _as_copy(done)
+        return state, HAS_RUN
     return _died(state, done)
 
 
@@ -412,20 +415,6 @@ def _died(state: State, done: Done) -> tuple[State, Step]:
         # The next message must count as a copy too, though it is received later.
         return copy, PutOff(1.0)
     return copy._replace(reruns=True), Try(again=True, reruns=True)
-
-
-def _is_another_queues(state: State, answer: Answer) -> bool:
-    """Whether another queue's copy of the message runs or has run: a task sent once runs once. A
-    redelivered copy does not count, since it may be all that is left of the task.
-    """
-    is_own = isinstance(answer, Done) or (isinstance(answer, Busy) and answer.relation == "own")
-    return is_own and not state.message.redelivered
-
-
-def _as_copy(answer: Answer | None) -> TurnedAway:
-    if isinstance(answer, Busy):
-        return TurnedAway(Outcome.RUNS_ELSEWHERE, answer.holder)
-    return TurnedAway(Outcome.ALREADY_DONE)
 
 
 def _unavailable(facts: Facts, state: State, error: LockUnavailable) -> Step:
