@@ -35,6 +35,7 @@ from celery_redislock.protocol.claims import (
     Claim,
     Done,
     Extended,
+    Extension,
 )
 from celery_redislock.protocol.holders import Holder
 from celery_redislock.protocol.keys import lock_keys
@@ -228,7 +229,70 @@ def test_an_extension_at_once(right, time, sent, came, answer, ours, told, unans
     assert (said, right.kinds, right.unanswered) == (ours, told, unanswered)
 
 
+def test_an_extension_says_what_the_server_is_to_find_and_to_store(right) -> None:
+    right.extended(Extended(EXTENDED, 9), 3.0)
+    assert right.extension_at(4.0) == Extension(right.claim, "stored", 7, True, 9)
+
+
+@pytest.mark.parametrize(("ttl", "listens", "seconds"), [
+    (30.0, False, 9.0), (30.0, True, 1.0), (2.0, True, 0.6),
+])  # fmt: skip
+def test_it_is_extended_thrice_in_a_ttl_and_each_second_where_it_may_be_replaced(
+    ttl, listens, seconds
+) -> None:
+    assert module.beat_every(ttl, listens) == pytest.approx(seconds)
+    right = Heard(listens=listens)
+    right.take(Acquired("stored", 7, sent_at=0.0))
+    right.extended(Extended(EXTENDED, 7), 1.0)
+    assert right.next_beat - 1.0 == pytest.approx(module.beat_every(TTL, listens))
+
+
 # -- how it ends --------------------------------------------------------------------------------
+
+#: What comes, and what is told of it: its news, and why the lock was lost.
+TOLD: dict[str, tuple[Callable[[Heard], object], News, str]] = {
+    "too long": (
+        lambda right: right.may_extend(6.0), News(TOO_LONG, "5 s"), "",
+    ),
+    "too long, and over": (
+        lambda right: right.may_extend(10.0),
+        News(LOST, "held for longer than 5 s", ends=True), "held for longer than 5 s",
+    ),
+    "silent": (lambda right: right.not_extended("gone", 3.0), News(SILENT, "gone"), ""),
+    "silent, for long": (
+        lambda right: right.not_extended("gone", 10.0), News(LOST, "gone", ends=True), "gone",
+    ),
+    "taken again": (
+        lambda right: right.extended(Extended(RETAKEN, 7), 3.0),
+        News(TAKEN_AGAIN, "retaken", late=0.0), "",
+    ),
+    "kept": (
+        lambda right: right.extended(Extended(EXTENDED, 7), 3.0), News(KEPT, late=0.0), "",
+    ),
+    "broken": (
+        lambda right: right.extended(Extended(NOT_OURS, 7, broken_by="me"), 3.0),
+        News(LOST, f"{BROKEN}: me", ends=True), f"{BROKEN}: me",
+    ),
+    "replaced": (
+        lambda right: right.be_replaced(NEWER), News(REPLACED, by=NEWER, ends=True),
+        "newer replaces it",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_what_is_told_says_why_and_by_whom(name) -> None:
+    comes, news, why = TOLD[name]
+    right = Heard(max_hold=5.0)
+    right.take(Acquired('{"token":"token","task":"t","task_id":"this"}', 7, sent_at=0.0))
+
+    comes(right)
+
+    assert right.told == [news]
+    error = right.lost_error()
+    assert (right.lost_because, error.reason) == (why, why)
+    assert (error.key, error.holder.task_id) == (right.key, "this")
+
 
 BEFORE: dict[str, Callable[[Heard], object]] = {
     "nothing": lambda right: None,
