@@ -73,7 +73,6 @@ def resolve_options(cls: type[LockedTask], door: type[LockedTask], app: Any) -> 
     key_maker = KeyMaker(cls.name, function, options.lock_key, cls._normalise, headers=headers)
     cls._redislock_key_maker = key_maker
     label = options.lock_label
-    cls._redislock_label_is_told = False
     cls._redislock_label_maker = (
         None
         if label is None

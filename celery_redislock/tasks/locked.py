@@ -118,7 +118,7 @@ class LockedTask(Task):
             raise
         except Exception as exc:  # an argument's own methods may raise anything
             if not self._redislock_label_is_told:
-                type(self)._redislock_label_is_told = True
+                self._redislock_label_is_told = True
                 logger.warning(
                     "redislock: %s: lock_label=%r does not fit a call, whose lock has no label;"
                     " this is said once: %r", self.name, self.lock_options.lock_label, exc,
