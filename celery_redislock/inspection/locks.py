@@ -153,7 +153,7 @@ def snapshot(app: Any, server: Server | None = None) -> list[Found]:
     locks = app_locks(app)
     walk = Walk(server or locks.server, locks.prefix)
     held = [*walk.slots()]
-    rooms = {room.name: room for room in walk.rooms(app)}
+    rooms = {room.name: room for room in walk.rooms(app, of_taken=0)}
     held += walk.taken_since(rooms)
     awaited = [room for room in rooms.values() if not walk.is_taken(room.name)]
     return [
@@ -190,11 +190,18 @@ class Walk:
                     slots.append((key, name))
             yield from self._read(slots)
 
-    def rooms(self, app: Any = None) -> Iterator[Room]:
-        """What waits for locks; with the label of each first task if an app is given."""
+    def rooms(self, app: Any = None, of_taken: int = 1) -> Iterator[Room]:
+        """What waits for locks, with the first task of each room.
+
+        Args:
+            app: the Celery app, to read labels and arguments; None to do without.
+            of_taken: how many tasks of the room of a lock that is taken are read.
+        """
         names = {**self._noted["room"], **self._noted["waiters"]}
-        rooms = rooms_of(self._server, self._prefix, names, app)
-        return (room for room in rooms if room.waits)
+        for is_taken, most in ((False, 1), (True, of_taken)):
+            some = (name for name in names if self.is_taken(name) is is_taken)
+            rooms = rooms_of(self._server, self._prefix, some, app, most)
+            yield from (room for room in rooms if room.waits)
 
     def taken_since(self, names: Iterable[str]) -> Iterator[Found]:
         """Those of these locks that were free when the walk came by, and that a run has now."""

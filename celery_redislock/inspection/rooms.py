@@ -35,7 +35,7 @@ NAMED: Final = 100
 #: How many tasks at the front of a waiting room are looked at to learn what they wait for.
 FRONT: Final = 16
 #: How many rooms are read in one round trip: few, since their first entries hold arguments.
-AT_ONCE: Final = 50
+AT_ONCE: Final = 200
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,7 +128,7 @@ def waiting(
     Args:
         app: the Celery app.
         names: the locks' names.
-        most: how many tasks of each room are read.
+        most: how many tasks of each room are read; with 0 nothing of what they wait for is known.
         server: look here, instead of the app's server: those of its nodes that answer.
 
     Raises:
@@ -177,12 +177,13 @@ def rooms_of(
 
 
 def _rooms(server: Server, rooms: Sequence[LockKeys], app: Any, most: int) -> Iterator[Room]:
+    last = max(most, FRONT) - 1 if most else 0
     commands = [
         command
         for keys in rooms
         for command in (
             *(("LLEN", keys.room), ("ZCARD", keys.waiters)),
-            ("LRANGE", keys.room, 0, max(most, FRONT) - 1),
+            ("LRANGE", keys.room, 0, last),
         )
     ]
     now, replies = read(server, commands)
