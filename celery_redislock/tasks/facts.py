@@ -117,17 +117,6 @@ class Facts:
         """Whether a failure ends the message. A rejected message may come back, to run again."""
         return ends_message(self.task, "acks_on_failure")
 
-    def as_holder(self, fence: int) -> Holder:
-        """The run as the lock's holder."""
-        return Holder(
-            task=self.task.name,
-            task_id=self.claim.task_id or None,
-            attempt=self.claim.attempt,
-            node=self.raw.get("hostname"),
-            fence=fence,
-            label=self.label,
-        )
-
     # -- what is reported of the run -----------------------------------------------------------
 
     def tell(self, outcome: Outcome, *line: Any, emits: bool = True, **more: Any) -> None:
