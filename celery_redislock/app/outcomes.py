@@ -1,4 +1,4 @@
-"""The outcomes of a task and its lock. `tell` reports one: as a log line, a signal, and a Celery
+"""The outcomes of a task and its lock. `report` reports one: as a log line, a signal, and a Celery
 event. The package `lock` knows no signals and events: it only logs what a lease finds out, and the
 lease's owner reports the rest.
 """
@@ -121,7 +121,7 @@ def is_heard(outcome: Outcome) -> bool:
     return is_logged or events.wanted or bool(outcome.signal.receivers)
 
 
-def tell(
+def report(
     outcome: Outcome,
     whose: Whose,
     text: str = "",

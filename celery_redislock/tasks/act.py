@@ -58,14 +58,14 @@ BACK_AFTER: Final = 3.0
 
 def run_locked(facts: Facts, decision: Go) -> Course:
     if decision.waited_for is not None:
-        facts.tell_conflict(Outcome.WAITED, decision.waited_for.holder)
+        facts.report_conflict(Outcome.WAITED, decision.waited_for.holder)
     return RUNS
 
 
 def run_unlocked(facts: Facts, decision: GoUnlocked) -> Course:
     error = decision.because
     if error is not None:
-        facts.tell(
+        facts.report(
             Outcome.RUN_UNLOCKED, "redislock: %s runs WITHOUT its lock: %s", facts, error,
             reason=error.reason,
         )  # fmt: skip
@@ -79,7 +79,7 @@ def turn_away(facts: Facts, state: State, request: Any, decision: TurnedAway) ->
     """End the task without a run."""
     outcome, holder, key = decision.outcome, decision.holder, facts.key
     if outcome in (Outcome.ALREADY_DONE, Outcome.RUNS_ELSEWHERE):
-        facts.tell_conflict(outcome, holder)
+        facts.report_conflict(outcome, holder)
         return Ends(AlreadyDone())
     if outcome is Outcome.REPLACED:
         assert holder is not None
@@ -92,7 +92,7 @@ def turn_away(facts: Facts, state: State, request: Any, decision: TurnedAway) ->
     if outcome is not Outcome.RAISED or facts.acks_failures:
         note_end(facts, state)
     _count_turned_away(facts, state, holder)
-    facts.tell_conflict(outcome, holder)
+    facts.report_conflict(outcome, holder)
     if outcome is Outcome.SKIPPED_WITH_RESULT:
         return Returns(decision.result)
     if outcome is Outcome.RAISED:
@@ -128,7 +128,7 @@ def _count_turned_away(facts: Facts, state: State, holder: Holder | None) -> Non
 
 def end_replaced(facts: Facts, request: Any, by: Holder) -> Returns | Ends:
     """End a task in favour of a newer run, with its policy's result if it has one."""
-    facts.tell_conflict(Outcome.REPLACED, by)
+    facts.report_conflict(Outcome.REPLACED, by)
     result = facts.policy.result_if_replaced
     if result is not NO_RESULT:
         return Returns(result)
@@ -208,13 +208,13 @@ def put_off(
     """Publish the task again, with this header, to be run after this countdown."""
     outcome, cause = decision.outcome, decision.cause
     if cause is not None:
-        facts.tell(
+        facts.report(
             Outcome.UNAVAILABLE,
             "redislock: %s is deferred for %.1f s: %s", facts, countdown, cause,
             logged={"reason": cause.reason}, countdown=countdown,
         )  # fmt: skip
     elif outcome is not None:
-        facts.tell_conflict(outcome, decision.holder, countdown)
+        facts.report_conflict(outcome, decision.holder, countdown)
     return _publish(facts.task, facts.raw, request, message, header, countdown, cause)
 
 
@@ -291,10 +291,10 @@ def parking_of(facts: Facts, state: State, request: Any, question: Park) -> Park
 def wait_in_room(facts: Facts, decision: Waits) -> Course:
     """The task is in the room: report that."""
     if decision.outcome is Outcome.DEBOUNCED:
-        facts.tell(
+        facts.report(
             Outcome.DEBOUNCED, "redislock: %s is debounced: it waits under %s until no newer call"
             " has come for a while", facts, facts.key, details={}, holder=None,
         )  # fmt: skip
     else:
-        facts.tell_conflict(decision.outcome, decision.holder)
+        facts.report_conflict(decision.outcome, decision.holder)
     return Ends(Waiting(), End.PUT_OFF)

@@ -173,10 +173,10 @@ def call_off(facts: Facts, retry: Retry, by: Holder) -> None:
 # -- what is reported of the lock -------------------------------------------------------------
 
 
-def say_acquired(facts: Facts, message: Delivery, lease: Lease, asked_at: float) -> None:
+def report_acquired(facts: Facts, message: Delivery, lease: Lease, asked_at: float) -> None:
     """Report that the lock is acquired."""
     fence, latency = lease.fence, lease.acquired_at - asked_at
-    facts.tell(
+    facts.report(
         Outcome.ACQUIRED,
         "redislock: %s acquired %s fence=%d", facts, facts.key, fence,
         emits=message.met_lock, logged={"fence": fence},
@@ -184,19 +184,19 @@ def say_acquired(facts: Facts, message: Delivery, lease: Lease, asked_at: float)
     )  # fmt: skip
 
 
-def say_lost(facts: Facts, lease: Lease) -> None:
+def report_lost(facts: Facts, lease: Lease) -> None:
     """Report that the lock is lost, or that the run must end for another one."""
     by, reason = lease.replaced_by, lease.lost_because
     details = {"fence": lease.fence, "reason": reason, "replaced": by is not None}
-    facts.tell(Outcome.LOST, emits=by is None, details=details, reason=reason)
+    facts.report(Outcome.LOST, emits=by is None, details=details, reason=reason)
 
 
-def say_released(facts: Facts, lease: Lease, ran: Ran, owned: bool, is_kept: bool) -> None:
+def report_released(facts: Facts, lease: Lease, ran: Ran, owned: bool, is_kept: bool) -> None:
     """Report that the lock is released, or kept for the next message."""
     held = clock() - lease.acquired_at
     known: dict[str, Any] = {"fence": lease.fence, "held": held}
     more = {"owned": owned, "kept_for_retry": is_kept, "how": ran.how}
     text = "redislock: %s released %s after %.3f s" if owned else ""
-    facts.tell(
+    facts.report(
         Outcome.RELEASED, text, facts, facts.key, held, details={**known, **more}, **known,
     )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from ..app.delivery import Delivery, Kept, attempt_of
 from ..app.events import events
-from ..app.outcomes import TURNED_AWAY, Outcome, Whose, tell
+from ..app.outcomes import TURNED_AWAY, Outcome, Whose, report
 from ..app.settings import AppLocks
 from ..protocol import holders
 from ..protocol.claims import Claim, to_ms
@@ -119,11 +119,11 @@ class Facts:
 
     # -- what is reported of the run -----------------------------------------------------------
 
-    def tell(self, outcome: Outcome, *line: Any, emits: bool = True, **more: Any) -> None:
-        """Report an outcome of this run. An eager run sends no events. See `outcomes.tell`."""
-        tell(outcome, self._whose, *line, emits=emits and not self.is_eager, **more)
+    def report(self, outcome: Outcome, *line: Any, emits: bool = True, **more: Any) -> None:
+        """Report an outcome of this run. An eager run sends no events. See `outcomes.report`."""
+        report(outcome, self._whose, *line, emits=emits and not self.is_eager, **more)
 
-    def tell_conflict(
+    def report_conflict(
         self, outcome: Outcome, holder: Holder | None, countdown: float | None = None
     ) -> None:
         """Report how a conflict ended."""
@@ -136,7 +136,7 @@ class Facts:
         if holder is not None:
             by = "is taken over by %s" if outcome is Outcome.REPLACED else "is held by %s"
         since = f", for {age:.0f} s" if age is not None else ""
-        tell(
+        report(
             outcome, self._whose, f"redislock: %s %s%s: %s {by}%s",
             self, outcome.label, after, self.key, holder, since,
             holder=holder, countdown=countdown, details={},

@@ -289,11 +289,11 @@ class Life:
             elif isinstance(question, AwaitEarlier):
                 answer = lease.wait(question.timeout, self._follow_up)
             else:
-                facts.tell(Outcome.WAITING, details={"waits": True})
+                facts.report(Outcome.WAITING, details={"waits": True})
                 try:
                     answer = lease.wait(question.timeout, self._follow_up, facts.is_eager)
                 finally:
-                    facts.tell(Outcome.WAITING, details={"waits": False})
+                    facts.report(Outcome.WAITING, details={"waits": False})
         except LockUnavailable as exc:
             return exc
         if isinstance(answer, Busy | Parked | Free):
@@ -404,7 +404,7 @@ class Life:
         if not lease.fence:
             return body()
         if is_heard(Outcome.ACQUIRED):
-            bodies.say_acquired(facts, self.state.message, lease, self._asked_at)
+            bodies.report_acquired(facts, self.state.message, lease, self._asked_at)
         setattr(request, LEASE, lease)
         self.ran = BEGUN
         before = lock_of_body.get()
@@ -461,7 +461,7 @@ class Life:
                 again = partial(self._release_again, lease.unheard, until)
                 housekeeper.add(again, most=until - clock())
         if lease.fence and ran is not NOT_RUN and is_heard(Outcome.RELEASED):
-            bodies.say_released(facts, lease, ran, owned, isinstance(how, Heir))
+            bodies.report_released(facts, lease, ran, owned, isinstance(how, Heir))
 
     def _release_again(self, release: Release, until: float) -> None:
         """Repeat the release that the server did not answer. Otherwise the lock would stay until it
@@ -482,7 +482,7 @@ class Life:
     def _on_lost(self, lease: Lease) -> None:
         """Report that the lock was lost. The heartbeat calls this."""
         try:
-            bodies.say_lost(self.facts, lease)
+            bodies.report_lost(self.facts, lease)
         finally:
             if self._abort is not None:
                 self._abort.fire()
@@ -490,9 +490,9 @@ class Life:
                 lost.goes_on(lease)
 
     def _on_extended(self, lease: Lease, late: float, retaken: bool) -> None:
-        self.facts.tell(Outcome.EXTENDED, details={"late": late})
+        self.facts.report(Outcome.EXTENDED, details={"late": late})
         if retaken:
-            self.facts.tell(Outcome.RECOVERED, details={"how": "retaken"}, reason="retaken")
+            self.facts.report(Outcome.RECOVERED, details={"how": "retaken"}, reason="retaken")
 
     # -- the end --------------------------------------------------------------------------
 

@@ -276,9 +276,9 @@ def break_keys(task: LockedTask, keys: LockKeys) -> bool:
     """Take the lock with these keys away from its holder. See `LockedTask.break_lock`."""
     holder = task.app_locks.server.run(break_lock(keys, task.lock_options.lock_ttl, task=task.name))
     if holder is not None:
-        from ..app.outcomes import Outcome, Whose, tell  # most programs report nothing
+        from ..app.outcomes import Outcome, Whose, report  # most programs report nothing
 
         whose = Whose(keys.lock, task)
         text = "redislock: %s was broken; it was held by %s"
-        tell(Outcome.BROKEN, whose, text, keys.lock, holder, holder=holder)
+        report(Outcome.BROKEN, whose, text, keys.lock, holder, holder=holder)
     return holder is not None

@@ -19,7 +19,7 @@ from celery import uuid
 from celery.app.task import Context
 
 from ..app.delivery import KEY, VERSION, Kept
-from ..app.outcomes import Outcome, Whose, tell
+from ..app.outcomes import Outcome, Whose, report
 from ..app.results import ended_since, proves_nothing
 from ..app.times import seconds_until
 from ..errors import LockConflict, LockUnavailable
@@ -313,7 +313,7 @@ class Sending:
             f"; no worker of this package has taken that message for {overdue:.0f} s: it was lost,"
             " or ran elsewhere, if none of them is busy"
         )  # fmt: skip
-        tell(
+        report(
             outcome, Whose(key, self.task, self._task_id, self._attempt, self.label),
             "redislock: %s %s: %s is held by %s%s", self, outcome.label, key, holder, more,
             holder=holder, details={}, emits=False,

@@ -21,7 +21,7 @@ from ..app.again import custom_headers, publish_again
 from ..app.delivery import KEY, Kept
 from ..app.entries import CALLBACKS, CorruptEntry, Entry, ForgedEntry, NotOurs, Waiter
 from ..app.housekeeper import housekeeper
-from ..app.outcomes import Outcome, Whose, tell
+from ..app.outcomes import Outcome, Whose, report
 from ..app.results import ended_since, store_expired, store_skipped
 from ..app.settings import app_locks
 from ..app.times import has_passed
@@ -142,7 +142,7 @@ def _publish_one(
     try:
         if _send(app, keys, offered):
             if offered.since > UNTAKEN_AFTER:
-                _say_untaken(app, offered, keys, "it is published again")
+                _report_untaken(app, offered, keys, "it is published again")
             return None
         claim = Claim(keys, new_token(), ttl, "")
         return app_locks(app).server.run(settle(claim, Release(leaves=offered.place)))
@@ -152,7 +152,7 @@ def _publish_one(
         text = "redislock: another worker must publish %s, which waits for %s: %s"
         logger.debug(text, entry_id, keys.lock, exc)
         if looks and offered.since > UNTAKEN_AFTER:
-            _say_untaken(app, offered, keys, f"this worker cannot publish it: {exc}")
+            _report_untaken(app, offered, keys, f"this worker cannot publish it: {exc}")
         passed_over.append(member)
         return _look(app, keys, ttl, passed_over)
     except Exception:
@@ -213,7 +213,7 @@ def _has_ended(task: Any, entry: Entry, header: dict[str, Any]) -> bool:
     return parked_at is not None and ended_since(task, entry.task_id, parked_at)
 
 
-def _say_untaken(app: Any, offered: Offered, keys: LockKeys, what: str) -> None:
+def _report_untaken(app: Any, offered: Offered, keys: LockKeys, what: str) -> None:
     """Report that no worker takes a task. The app may not know it, and then nobody has published
     it: it may wait behind a holder. So this says for how long it has waited, and not for what.
     """
@@ -223,7 +223,7 @@ def _say_untaken(app: Any, offered: Offered, keys: LockKeys, what: str) -> None:
             now = app_locks(app).server.ask(server_time(keys.lock), once=True)
             age = f", for {max(now - offered.arrived, 0.0):.0f} s since it came"
     whose = Whose(keys.lock, task_of(offered.entry), task_id_of(offered.place.entry_id))
-    tell(
+    report(
         Outcome.UNTAKEN, whose,
         "redislock: no worker has taken %s, which waits for %s%s: %s",
         _called(whose), keys.lock, age, what, reason=what,
@@ -240,7 +240,7 @@ def _end_untaken(app: Any, keys: LockKeys, ttl: float, members: list[str]) -> No
     dropped = locks.server.run(drop(keys, ttl, "", locks.done_ttl, members))
     for entry_id, text in dropped.items():
         whose = Whose(keys.lock, task_of(text), task_id_of(entry_id))
-        tell(
+        report(
             Outcome.UNTAKEN, whose,
             "redislock: %s ends without a run: no worker has taken it for %.0f s"
             " (redislock_offer_for) while it waited for %s",
@@ -257,7 +257,7 @@ def end_expired(task: Any, keys: LockKeys, request: Any, label: str | None) -> N
     store_expired(task, request)
     expired = {"terminated": False, "signum": None, "expired": True}
     celery_signals.task_revoked.send(sender=task, request=request, **expired)
-    tell(
+    report(
         Outcome.EXPIRED, Whose(keys.lock, task, request.id, request.retries or 0, label),
         "redislock: %s[%s] ends as expired: it cannot acquire %s in time",
         task.name, request.id, keys.lock,
@@ -326,12 +326,12 @@ def _store_replaced(
     store_skipped(task, entry.request(args, kwargs, options), error)
     whose = Whose(keys.lock, task, entry.task_id, options.get("retries") or 0, own.get("label"))
     if by is None:
-        tell(
+        report(
             Outcome.DROPPED, whose, "redislock: %s[%s] was dropped from the room of %s",
             entry.task, entry.task_id, keys.lock,
         )  # fmt: skip
     else:
-        tell(
+        report(
             Outcome.REPLACED, whose, "redislock: %s[%s] was replaced by %s, which now waits for %s",
             entry.task, entry.task_id, successor, keys.lock, holder=by, details={},
         )  # fmt: skip

@@ -17,7 +17,7 @@ from celery.worker.request import Request
 from ..app.delivery import Kept, attempt_of
 from ..app.housekeeper import housekeeper
 from ..app.internals import call_in_consumer, is_active
-from ..app.outcomes import Outcome, Whose, tell
+from ..app.outcomes import Outcome, Whose, report
 from ..errors import LockUnavailable, TaskReplaced
 from ..lock.heartbeat import heartbeat
 from ..lock.right import beat_every
@@ -180,7 +180,7 @@ class ChildLease:
     def _say_freed(self) -> None:
         key = self.claim.keys.lock
         task_id, attempt, _ = self._attempt
-        tell(
+        report(
             Outcome.RECOVERED, Whose(key, self._task, task_id, attempt, self._label),
             "redislock: released %s: its holder, pid %d, died", key, self._pid,
             # If this worker ended the child, it sent an event, whose state ours would hide.

@@ -11,7 +11,7 @@ from typing import Any
 
 from celery.worker.control import control_command, inspect_command
 
-from ..app.outcomes import Outcome, Whose, tell
+from ..app.outcomes import Outcome, Whose, report
 from ..errors import ConfigError, LockUnavailable
 from ..lock.heartbeat import heartbeat
 from ..lock.lease import Lease
@@ -65,7 +65,7 @@ def _break(keys: LockKeys, by: str) -> Iterator[Holder]:
         )
         if holder is not None:
             text = "redislock: %s was broken by remote control; it was held by %s"
-            tell(Outcome.BROKEN, Whose(keys.lock), text, keys.lock, holder, holder=holder)
+            report(Outcome.BROKEN, Whose(keys.lock), text, keys.lock, holder, holder=holder)
             yield holder
 
 

@@ -32,7 +32,7 @@ from ..app.internals import (
     was_cancelled,
     was_revoked,
 )
-from ..app.outcomes import Outcome, Whose, tell
+from ..app.outcomes import Outcome, Whose, report
 from ..app.results import store_skipped
 from ..errors import LockUnavailable, TaskReplaced
 from ..lock.forks import between_forks
@@ -327,7 +327,7 @@ class LockRequest(Request):
             logger.warning(text, self.id, exc.reason)
             return False
         if is_elsewhere:
-            tell(
+            report(
                 Outcome.QUEUED, Whose(claim.keys.lock, self.task, self.id, label=self._label),
                 "redislock: the pool process that put %s[%s] into the waiting room died; the task"
                 " still gets its turn", self.task.name, self.id, level=logging.WARNING, emits=False,
@@ -357,7 +357,7 @@ class LockRequest(Request):
             return
         self._announce_skipped(terminated=True)
         whose = Whose(error.key or "", self.task, self.id, label=self._label)
-        tell(Outcome.REPLACED, whose, holder=error.holder)
+        report(Outcome.REPLACED, whose, holder=error.holder)
 
     def _announce_skipped(self, terminated: bool = False) -> None:
         how = {"terminated": terminated, "signum": None, "expired": False}
