@@ -28,6 +28,8 @@ LINES: Final = 6
 #: A line of a name ends after one of these characters, or at a space. No character is left out.
 _BREAKS: Final = frozenset(":/.,;=_-)]}")
 _EMOJI: Final = "\ufe0f"
+#: The combining class of the signs that join two letters of Indic scripts.
+_VIRAMA: Final = 9
 
 
 def terminal_width() -> int:
@@ -50,9 +52,10 @@ def width_of(text: str) -> int:
 
 
 def _width(char: str) -> int:
-    # An emoji selector or a combining mark may make the character before it wide.
-    is_widening = char == _EMOJI or unicodedata.category(char) == "Mc"
-    return 1 if is_widening else wcwidth(char)
+    # An emoji selector or a combining mark may make the character before it wide; a virama the one
+    # behind it.
+    is_mark = unicodedata.category(char) == "Mc" or unicodedata.combining(char) == _VIRAMA
+    return 1 if char == _EMOJI or is_mark else wcwidth(char)
 
 
 def _end(text: str, width: int, start: int = 0) -> int:

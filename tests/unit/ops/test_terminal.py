@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from wcwidth import wcswidth, wcwidth
 
@@ -39,7 +39,8 @@ def test_no_character_takes_more_columns_than_we_count():
     assert [hex(ord(c)) for c in chars if c.isprintable() and width_of(c) < wcwidth(c)] == []
 
 
-@given(TEXTS | st.text("❤1क\u0903\ufe0f\u0301"))
+@given(TEXTS | st.text("❤1क\u0903\u094d\ufe0f\u0301"))
+@example("\u094d0")
 def test_no_text_takes_more_columns_than_we_count(text):
     assert wcswidth(text) <= width_of(text)
 
