@@ -5,8 +5,6 @@ written by the scripts that take and release locks.
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -19,6 +17,7 @@ from ..protocol.holders import cut
 from ..protocol.keys import in_all_buckets, keys_of_lock_id, lock_keys, runs_of
 from ..protocol.past import Past
 from ..protocol.rooms import pairs_in
+from ..servers.looking import in_batches
 from ..servers.server import Server
 from .locks import lost_of, matches, read_slots
 from .states import RUNNING
@@ -165,7 +164,7 @@ def lists_in(server: Server, prefix: str, name: str | None = None) -> list[tuple
     buckets = in_all_buckets(prefix, "history")
     if name is not None:
         buckets = [lock_keys(prefix, name).history]
-    replies = _ask(server, [("ZRANGEBYSCORE", each, "-inf", "+inf") for each in buckets], [])
+    replies = _ask(server, [("ZRANGEBYSCORE", each, "-inf", "+inf") for each in buckets])
     return [
         (bucket, task.decode(errors="replace"))
         for bucket, reply in zip(buckets, replies, strict=True)
@@ -179,7 +178,7 @@ def kept_runs(
     """The runs that are kept in these lists; `most` of the newest of each, None for all."""
     # Read ten runs more: records of other runs may come between those of one run.
     first = 0 if most is None else -past.RECORDS * (most + 10)
-    for reply in _ask(server, [("LRANGE", runs_of(*each), first, -1) for each in lists], []):
+    for reply in _ask(server, [("LRANGE", runs_of(*each), first, -1) for each in lists]):
         yield from past.runs_in(reply)
 
 
@@ -193,7 +192,7 @@ def last_successes(server: Server, prefix: str) -> dict[str, float]:
     lists = [each for each in lists_in(server, prefix) if each[1]]
     latest: dict[str, float] = {}
     for first in (-1, -10 * past.RECORDS, 0):
-        replies = _ask(server, [("LRANGE", runs_of(*each), first, -1) for each in lists], [])
+        replies = _ask(server, [("LRANGE", runs_of(*each), first, -1) for each in lists])
         times = [past.last_success(reply) for reply in replies]
         for (_, task), at in zip(lists, times, strict=True):
             if at is not None:
@@ -210,7 +209,7 @@ def by_the_hour(server: Server, prefix: str) -> dict[str, dict[int, int]]:
     """How many duplicates of each task were skipped or refused, by the hour's Unix time."""
     counts: dict[str, dict[int, int]] = {}
     keys = in_all_buckets(prefix, "turned")
-    for reply in _ask(server, [("HGETALL", key) for key in keys], []):
+    for reply in _ask(server, [("HGETALL", key) for key in keys]):
         for task, text in pairs_in(reply):
             hours = counts.setdefault(task, {})
             for hour, count in past.per_hour(text.encode()).items():
@@ -222,7 +221,7 @@ def running(server: Server, prefix: str, runs: Sequence[Past]) -> dict[int, int]
     """The runs among these that still have their locks, by their fences: how many duplicates were
     skipped or refused because of each so far. Until a run ends, only the lock's value has this.
     """
-    slots = {slot: _name(run.lock_id) for run in runs for slot in _slots(prefix, run.lock_id)}
+    slots = {slot: run.name for run in runs for slot in _slots(prefix, run.lock_id)}
     held = read_slots(server, slots.items())
     alive = {each.token: each.turned_away for each in held if each.state in RUNNING}
     return {run.fence: alive[run.token] for run in runs if run.token in alive}
@@ -244,11 +243,11 @@ def _read(
     runs = list(kept_runs(server, lists, most))
     alive = running(server, prefix, [run for run in runs if run.how is None])
     doubtful = [run for run in runs if run.how is None and run.fence not in alive]
-    names = {_name(run.lock_id) for run in doubtful}
+    names = {run.name for run in doubtful}
     lost = lost_of(server, [(lock_keys(prefix, each).lost, each) for each in sorted(names)])
     going_on = {each.holder.fence for each in lost if each.holder is not None}
     # Read these again: each lapsed, or ended since (one script records the end and releases).
-    where = {(lock_keys(prefix, _name(run.lock_id)).history, run.holder.task) for run in doubtful}
+    where = {(lock_keys(prefix, run.name).history, run.holder.task) for run in doubtful}
     again = [(bucket, task) for bucket, task in lists if (bucket, task or None) in where]
     now = {run.token: run for run in kept_runs(server, again)}
     for each in runs:
@@ -257,13 +256,8 @@ def _read(
         yield _past_run(prefix, run._replace(how=past.LOST) if goes_on else run, alive)
 
 
-def _name(lock_id: str) -> str:
-    """The name of the lock with this id."""
-    return re.sub(r"^\d+\|", "", lock_id)
-
-
 def _past_run(prefix: str, run: Past, alive: Mapping[int, int]) -> PastRun:
-    keys, holder = lock_keys(prefix, _name(run.lock_id)), run.holder
+    keys, holder = lock_keys(prefix, run.name), run.holder
     return PastRun(
         key=keys.lock,
         name=keys.name,
@@ -281,9 +275,8 @@ def _past_run(prefix: str, run: Past, alive: Mapping[int, int]) -> PastRun:
     )
 
 
-def _ask(server: Server, commands: Iterable[Sequence[Any]], default: Any) -> Iterator[Any]:
-    """The replies to these commands; the default for each key of another type."""
-    left = iter(commands)
-    while batch := list(itertools.islice(left, AT_ONCE)):
+def _ask(server: Server, commands: Iterable[Sequence[Any]]) -> Iterator[Any]:
+    """The replies to these commands; an empty list for each key of another type."""
+    for batch in in_batches(commands, AT_ONCE):
         for reply in server.replies(batch, wrong_type=True):
-            yield default if isinstance(reply, ResponseError) else reply
+            yield [] if isinstance(reply, ResponseError) else reply

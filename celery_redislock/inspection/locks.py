@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import itertools
 from collections.abc import Collection, Iterable, Iterator
 from fnmatch import fnmatchcase
 from typing import Any, Final, TypeAlias
@@ -16,7 +15,7 @@ from ..protocol import holders, past
 from ..protocol.holders import Holder
 from ..protocol.keys import MAX_LIMIT, is_slot, key_parts, lock_keys, lock_pattern
 from ..protocol.lost import marks_in
-from ..servers.looking import read, scan, unix_time
+from ..servers.looking import in_batches, read, scan, unix_time
 from ..servers.server import Server
 from .rooms import Room, rooms_of
 from .states import NO_LOCK, RUNNING, KeptFor, State, kept_for, state_of_holder
@@ -278,17 +277,11 @@ def read_slots(server: Server, slots: Iterable[Named]) -> Iterator[Found]:
     return (_slot(now, each, value) for now, each, value in _stored(server, slots))
 
 
-def _batches(keys: Iterable[Named]) -> Iterator[list[Named]]:
-    left = iter(keys)
-    while batch := [*itertools.islice(left, BATCH)]:
-        yield batch
-
-
 def _stored(server: Server, keys: Iterable[Named]) -> Iterator[tuple[float, Found, bytes | None]]:
     """For each of these keys that exists: the server's time in Unix seconds, a row of a foreign
     value, and the value; None if the key is of another type.
     """
-    for batch in _batches(keys):
+    for batch in in_batches(keys, BATCH):
         commands = [command for key, _ in batch for command in (("GET", key), ("PTTL", key))]
         at, *replies = server.replies([("TIME",), *commands], wrong_type=True)
         now = unix_time(at)
@@ -370,7 +363,7 @@ def lost_of(server: Server, marks: Iterable[Named]) -> Iterator[Found]:
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
     """
-    for batch in _batches(marks):
+    for batch in in_batches(marks, BATCH):
         now, replies = read(server, [("HGETALL", key) for key, _ in batch])
         for (key, name), reply in zip(batch, replies, strict=True):
             for run in marks_in(reply, now):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -26,7 +25,7 @@ from ..protocol.entries import (
 from ..protocol.holders import cut
 from ..protocol.keys import LockKeys, lock_keys, name_of_lock_id
 from ..protocol.rooms import UNTAKEN_AFTER, pairs_in
-from ..servers.looking import read
+from ..servers.looking import in_batches, read
 from ..servers.server import Server
 from .states import State, awaited_state
 
@@ -171,23 +170,31 @@ def rooms_of(
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
     """
-    left = iter(names)
-    while batch := [lock_keys(prefix, name) for name in itertools.islice(left, AT_ONCE)]:
+    for batch in in_batches((lock_keys(prefix, name) for name in names), AT_ONCE):
         yield from _rooms(server, batch, app, most)
 
 
-def _rooms(server: Server, rooms: Sequence[LockKeys], app: Any, most: int) -> Iterator[Room]:
-    last = max(most, FRONT) - 1 if most else 0
+def _fronts(
+    server: Server, rooms: Sequence[LockKeys], most: int
+) -> tuple[float, list[int], list[int], list[list[bytes]]]:
+    """The server's time; and for each room how many tasks are in it and in pool slots, and its
+    first members.
+    """
     commands = [
         command
         for keys in rooms
         for command in (
             *(("LLEN", keys.room), ("ZCARD", keys.waiters)),
-            ("LRANGE", keys.room, 0, last),
+            ("LRANGE", keys.room, 0, most - 1),
         )
     ]
     now, replies = read(server, commands)
-    totals, in_slots, fronts = ([each or default for each in replies[n::3]] for n, default in _OF)
+    totals, in_slots = ([each or 0 for each in replies[first::3]] for first in (0, 1))
+    return now, totals, in_slots, [each or [] for each in replies[2::3]]
+
+
+def _rooms(server: Server, rooms: Sequence[LockKeys], app: Any, most: int) -> Iterator[Room]:
+    now, totals, in_slots, fronts = _fronts(server, rooms, max(most, FRONT) if most else 1)
     # Only if all at the front are pending slots may they wait for quiet.
     looked_at = [
         front if all(each.startswith(PENDING) for each in front) else front[:most]
@@ -225,10 +232,6 @@ def _rooms(server: Server, rooms: Sequence[LockKeys], app: Any, most: int) -> It
     untaken = (keys for keys, room in zip(rooms, found, strict=True) if room.untaken)
     overdue = _overdue(server, now, untaken)
     return (room._replace(overdue=overdue.get(room.name, 0.0)) for room in found)
-
-
-#: Of the replies for a room: their places, and what stands for none.
-_OF: Final[tuple[tuple[int, Any], ...]] = ((0, 0), (1, 0), (2, []))
 
 
 def _task(

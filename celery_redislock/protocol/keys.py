@@ -123,8 +123,8 @@ def keys_of_lock_id(prefix: str, lock_id: str) -> LockKeys:
 
 
 def name_of_lock_id(lock_id: str) -> str:
-    """The name in a lock's id."""
-    return lock_id.partition("|")[2]
+    """The name in a lock's id. A text that is no lock id is returned as it is."""
+    return re.sub(r"^\d+\|", "", lock_id)
 
 
 def lock_pattern(prefix: str) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from .holders import Holder, read
+from .keys import name_of_lock_id
 
 #: How a run ended, as the history records it.
 SUCCEEDED: Final = "succeeded"
@@ -76,6 +77,11 @@ class Past(NamedTuple):
     how: str | None = None
     turned_away: int = 0
     token: str = ""
+
+    @property
+    def name(self) -> str:
+        """The lock's name."""
+        return name_of_lock_id(self.lock_id)
 
 
 class _End(NamedTuple):

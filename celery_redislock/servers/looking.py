@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, TypeVar
 
 from redis.exceptions import NoPermissionError, ResponseError
 
@@ -15,6 +16,8 @@ from .restarts import info
 from .rights import Rights
 from .server import LOOKING_TTL, Server
 from .talk import said_of
+
+T = TypeVar("T")
 
 #: Keys that one step of a scan looks at: well below a millisecond of the server's time.
 SCAN_COUNT: Final = 500
@@ -66,6 +69,13 @@ def read(server: Server, commands: Sequence[Sequence[Any]]) -> tuple[float, list
     """
     now, *replies = server.replies([("TIME",), *commands], wrong_type=True)
     return unix_time(now), [None if isinstance(each, ResponseError) else each for each in replies]
+
+
+def in_batches(items: Iterable[T], most: int) -> Iterator[list[T]]:
+    """The items in lists of at most this many: what is asked for in one round trip."""
+    left = iter(items)
+    while batch := [*itertools.islice(left, most)]:
+        yield batch
 
 
 def server_info(server: Server) -> dict[str, str]:

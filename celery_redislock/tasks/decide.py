@@ -18,6 +18,7 @@ from ..protocol.entries import slot_of
 from ..protocol.holders import Holder
 from ..verbs import (
     NO_RESULT,
+    Conflict,
     Then,
     ToDefer,
     ToFail,
@@ -247,6 +248,17 @@ class Meet:
     busy: Busy
     admits: bool = False
     leaves: bool = False
+
+    def ask(self, facts: Facts, state: State) -> Any:
+        """What the policy says, which may be a user's code."""
+        busy, message = self.busy, state.message
+        conflict = Conflict(
+            facts.key, busy.holder, busy.remaining, message.deferrals, message.waited
+        )
+        if self.admits:
+            return facts.policy.admit(conflict)
+        decides: Any = getattr(self.then, "act", self.then)
+        return decides(conflict)
 
 
 Question: TypeAlias = Try | Await | AwaitEarlier | Park | HasResult | Meet

@@ -32,7 +32,6 @@ from ..protocol.claims import Busy, Free, Parked, Place, Settled
 from ..protocol.clock import clock
 from ..protocol.log import get_logger
 from ..protocol.rooms import park
-from ..verbs import Conflict
 from . import act, decide, lost, room
 from . import body as bodies
 from .abort import Abort
@@ -242,25 +241,14 @@ class Life:
     def _ask(self, question: Question) -> Any:
         """Ask the policy, the result backend, or the lock server."""
         if isinstance(question, Meet):
-            return self._meet(question)
+            if question.leaves:
+                self._leave_room()
+            return question.ask(self.facts, self.state)
         if isinstance(question, HasResult):
             return self._has_result()
         if isinstance(question, Try):
             return self._try(question)
         return self._wait(question)
-
-    def _meet(self, question: Meet) -> Any:
-        """What the policy wants. A task that gave up waiting leaves the room first."""
-        if question.leaves:
-            self._leave_room()
-        facts, busy, message = self.facts, question.busy, self.state.message
-        conflict = Conflict(
-            facts.key, busy.holder, busy.remaining, message.deferrals, message.waited
-        )
-        decides: Any = getattr(question.then, "act", question.then)
-        if question.admits:
-            decides = facts.policy.admit
-        return decides(conflict)
 
     def _has_result(self) -> bool | None:
         task, request = self._task, self.request

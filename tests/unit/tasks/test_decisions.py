@@ -133,12 +133,7 @@ def walk(case: Case, answers: list[Answer], facts: Facts | None = None) -> Walk:
     while isinstance(step, Question):
         answer: Any = None
         if isinstance(step, Meet):
-            conflict = Conflict(
-                facts.key, step.busy.holder, step.busy.remaining,
-                state.message.deferrals, state.message.waited,
-            )  # fmt: skip
-            act = facts.policy.admit if step.admits else getattr(step.then, "act", step.then)
-            answer = act(conflict)
+            answer = step.ask(facts, state)
         elif isinstance(step, HasResult):
             answer = None if case.options.get("ignore_result") else case.result
         else:
