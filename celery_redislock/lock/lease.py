@@ -236,6 +236,10 @@ class Lease(Right):
         stray = self.unanswered > 0
         return Release(note, always, min_hold, stray, leaves, publishes, self.end(how))
 
+    def leave_at_end(self, heir: Heir) -> None:
+        """Note that the lock is left to this message when the run ends."""
+        self.heir = heir
+
     def leave_to(self, heir: Heir, how: str = past.NOT_RUN) -> bool:
         """Leave the lock to a message of this task now. `how` tells the history how the run ended.
 

@@ -356,7 +356,7 @@ class Sending:
             nesting=self._nesting,
             label=self.label,
         )
-        self.own.heir = Heir(value, self._seconds)
+        self.own.leave_at_end(Heir(value, self._seconds))
         return result
 
     # -- what the options say -------------------------------------------------------------

@@ -33,7 +33,6 @@ FOREIGN = {
     "task.hears_acks", "task.worker_consumer", "result.ignored", "context.headers",
     "record.exc_info", "record.exc_text", "record.levelno", "record.levelname", "record.args",
     "LockRequest._not_asked_until", "_MainThread.due",
-    "self.own.heir",
 }  # fmt: skip
 
 
