@@ -17,6 +17,8 @@ from .witness import BESIDE_WAITERS, GOES_LAST_AFTER
 NEVER = float("inf")
 #: Seconds after which a command without an answer is sent again, at the soonest.
 ONE_ANSWER = 0.1
+#: What a task may be told that replaced another one, now or when it asked before.
+_MAY_REPLACE = frozenset({"parked", "ask", "older"})
 
 
 @dataclass
@@ -181,12 +183,17 @@ def unanswered(events: Iterable[Event]) -> list[Event]:
 
 
 def unsaid(events: Iterable[Event]) -> list[Event]:
-    """The tries to enter a room of which nobody said what came of them. One that was told late that
-    a newer one is there may have been in the room until that came: the first answer was lost.
+    """The tries to enter a room of which nobody said what came of them. One that was answered late
+    may have been asked twice, and been in the room since the first time: whom that replaced, it
+    was not told.
     """
     events = list(events)
-    older = [e for e in events if e.kind == "not parked" and e.said == "older"]
-    slow = [Event("parks", e.asked, e.fields) for e in older if e.at - e.asked > ONE_ANSWER]
+    said = [e for e in events if e.kind in ("parked", "not parked") and e.said in _MAY_REPLACE]
+    slow = [
+        Event("parks", e.asked, {**e.fields, "answered": e.at})
+        for e in said
+        if e.at - e.asked > ONE_ANSWER
+    ]
     return slow + _left_open(events, "parks", ("parked", "not parked"), lambda event: event.entry)
 
 
@@ -214,7 +221,11 @@ def _doubt_parking(found: list[Stay], tries: list[Event]) -> None:
                 continue
             if stay.entry == event.entry:
                 stay.asked_from = min(stay.asked_from, event.at)
-            elif event.newest and event.newest == stay.parked.newest:
+            elif (
+                event.newest
+                and event.newest == stay.parked.newest
+                and stay.parked.asked < event.get("answered", NEVER)
+            ):
                 stay.unsure_from = min(stay.unsure_from, max(event.at, stay.parked.at))
 
 
@@ -296,17 +307,5 @@ def side_by_side(stays_: list[Stay]) -> Iterator[tuple[Stay, Stay]]:
             same = first.parked.newest and first.parked.newest == second.parked.newest
             since = max(first.parked.at, second.parked.at)
             until = min(first.surely_until, second.surely_until)
-            newer = max(first.parked, second.parked, key=_when)
-            if same and since < until and not _may_be_a_second_answer(newer):
+            if same and since < until:
                 yield first, second
-
-
-def _may_be_a_second_answer(parked: Event) -> bool:
-    """Whether it took so long that it may have been asked twice: whom the first, unheard, time
-    replaced is not in the answer to the second.
-    """
-    return bool(parked.at - parked.asked > ONE_ANSWER)
-
-
-def _when(event: Event) -> float:
-    return event.at

@@ -430,6 +430,12 @@ the answer that named the one it replaced was lost: asked at 1.8 | parked a 1 ne
     newest=t asked=1.8; took a 3; took b 4 |
 one replaces another, is replaced, and hears of it late | parked a 1 newest=t; parked b 2.3
     newest=t said=older asked=1.5; parked c 2 newest=t replaced=b; took c 3 |
+one replaces another, hears of it when asked again, and is replaced | parked a 1 newest=t; parked b
+    2.3 newest=t asked=1.5; parked c 2.5 newest=t replaced=b; took c 3 |
+one that replaces nobody, and is answered at once | parked a 1 newest=t; parked b 2 newest=t;
+    parked c 2.5 newest=t replaced=b; took c 3 | order and two wait
+one that came after the late answer, beside another one | parked b 2.3 newest=t asked=1.5; parked a
+    2.4 newest=t; parked c 2.5 newest=t replaced=b; took c 3; took a 4 | two wait
 one that hears of it at once | parked a 1 newest=t; parked b 2.3 newest=t said=older asked=2.25;
     parked c 2 newest=t replaced=b; took c 3 | order and two wait
 a retry beside a newer one | parked a 1 newest=t; parked b:0.1 2 in_front=yes; took b:0.1 3; took a
