@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 
@@ -16,6 +18,7 @@ from celery_redislock import LockLost, RedisLock
 from tests.support.clusters import ClusterSet
 from tests.support.servers import PATIENT, Proxy, RedisServer, SentinelSet
 from tests.support.waiting import eventually, never
+from tests.support.workers import is_running, state_of
 
 LOST = (redis.ConnectionError, redis.TimeoutError)
 
@@ -238,3 +241,21 @@ def test_a_clusters_node_that_is_cut_off_is_replaced_and_follows_when_it_is_back
                 assert list(client.scan_iter(f"{label}:*", count=10)) == [key]
         assert servers.primary_of(key) is new
         assert servers.replica_of(new) is old
+
+
+# -- workers ----------------------------------------------------------------------------------
+
+
+def test_a_worker_that_celery_lets_hang_in_a_cold_shutdown_is_killed(start_worker, sender, queue):
+    worker = start_worker(queues=queue, concurrency=1)
+    (child,) = worker.children()
+    os.kill(child, signal.SIGSTOP)
+    sender.send_task("plain", ["x" * 2_000_000], queue=queue)  # more than the pipe to it holds
+    eventually(lambda: "received" in worker.log(), "half the job is written")
+    eventually(lambda: state_of(child) == "T", "it stands")
+    # Of two signals, the second comes while the first one's handler waits: mostly, Celery hangs.
+    os.kill(worker.pid, signal.SIGQUIT)
+    eventually(lambda: "Hitting Ctrl+C again" in worker.log(), "it ends")
+    os.kill(child, signal.SIGCONT)
+    worker.end_cold(timeout=2)
+    assert not is_running(worker.pid)

@@ -10,6 +10,7 @@ started as anybody starts it.
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import gc
 import importlib
 import json
@@ -142,6 +143,7 @@ def become(request: dict[str, Any]) -> None:
         os.dup2(log, stream)
     os.close(log)
     os.close(request["fd"])
+    faulthandler.register(signal.SIGUSR2, all_threads=True)  # `Process.end_cold` asks for stacks
     os.environ.clear()
     os.environ.update(request["environment"])
     tempfile.tempdir = None

@@ -85,6 +85,29 @@ class Process:
     def wait(self, timeout: float = 30.0) -> int:
         return self.popen.wait(timeout)
 
+    def end_cold(self, timeout: float = 60.0) -> None:
+        """A cold shutdown. A prefork worker that Celery lets hang is killed, as supervisors do.
+
+        Celery stops the pool in the signal's handler. If a job was half written then, nobody writes
+        the rest: the pool's process waits for it, and the worker for a result.
+        """
+        self.signal(signal.SIGQUIT)
+        try:
+            self.wait(timeout)
+        except subprocess.TimeoutExpired:
+            main, *pool = [self._stacks(pid) for pid in (self.pid, *children_of(self.pid))]
+            waits = "in on_cold_shutdown" in main and all("in _recv" in each for each in pool)
+            assert waits, "\n\n".join(["no end after a cold shutdown", main, *pool])
+            self.kill()
+
+    def _stacks(self, pid: int) -> str:
+        """The stacks of all threads of a process that the template forked, or that it forked."""
+        before = len(self.log())
+        os.kill(pid, signal.SIGUSR2)
+        # The main thread's comes last, and ends so.
+        eventually(lambda: "in _run_module_as_main" in self.log()[before:], "it wrote its stacks")
+        return self.log()[before:]
+
     def kill(self) -> None:
         """Kill the process and whatever it started, as a machine that loses its power."""
         os.killpg(self.pid, signal.SIGKILL)

@@ -99,8 +99,7 @@ def test_what_was_replaced_stays_replaced_when_its_whole_worker_is_stopped(
     start(queues=there, concurrency=1)
     newer = send_here("replaced_late", label, 5.0, queue=there)
     eventually(lambda: journal.count(label, "told"), "it is told to end")
-    first.signal(signal.SIGQUIT)
-    assert first.wait() is not None
+    first.end_cold()
     journal.killed(victim)
     start(concurrency=1)
     await_end(older, newer)

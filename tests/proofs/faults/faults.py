@@ -280,8 +280,11 @@ def shut_down(stage: Stage, signum: int) -> None:
     stage.pause(0, 0.3)
     with stage.during("shut_down", pid=worker.pid, signal=signal.Signals(signum).name):
         pids = _processes(worker)
-        worker.signal(signum)
-        worker.wait(60)
+        if signum == signal.SIGQUIT:
+            worker.end_cold()
+        else:
+            worker.signal(signum)
+            worker.wait(60)
         stage.dead(pids)
         stage.replace(worker)
 
