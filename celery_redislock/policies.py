@@ -32,7 +32,7 @@ class Policy(abc.ABC):
         # The parent's attributes do not describe a subclass that has its own `act`.
         parents = [each for each in cls.__bases__ if issubclass(each, Policy)]
         if any(each.act not in (cls.act, Policy.act) for each in parents):
-            for name in {"parks", "turns_away", "describe", "eager"} - {*vars(cls)}:
+            for name in {"parks", "parks_all", "turns_away", "describe", "eager"} - {*vars(cls)}:
                 setattr(cls, name, vars(Policy)[name])
 
     @property
@@ -40,6 +40,9 @@ class Policy(abc.ABC):
         """Whether the policy may put tasks into the waiting room. Workers then look after it."""
         return True
 
+    #: Whether the policy parks every duplicate, whoever has the lock. If the lock is likely to be
+    #: held, a task is then parked before the lock is asked for.
+    parks_all = False
     #: Whether the policy decides before the lock is asked for, in `admit`.
     admits = False
     #: Whether the policy may end the holder. If so, holders ask every second if they must end.
@@ -232,6 +235,7 @@ class Queue(_Bounded):
     max_wait: SecondsOrNone = SecondsOrNone()
     then: Policy = Skip()
     parks = True
+    parks_all = True
 
     def __post_init__(self) -> None:
         if self.limit is not None and not (is_int(self.limit) and self.limit >= 1):
@@ -279,6 +283,7 @@ class Coalesce(_Replacing):
     """
 
     one_run = "allows one run"
+    parks_all = True
 
     def describe(self, waiting: int = 0) -> str:
         return "it would wait in Redis, and replace the waiting task of this name, if there is one"

@@ -211,11 +211,19 @@ class Parking(NamedTuple):
 
 
 class Parked(NamedTuple):
-    """The task waits in the room. `replaced` has the entries that it replaced, by their ids."""
+    """The task waits in the room.
+
+    Attributes:
+        replaced: the entries that it replaced, by their ids.
+        offered: the entry to publish now, or None.
+        due_in: seconds until the next look at the waiting room.
+        holder: who has the lock, or one of its slots; None if nobody has it.
+    """
 
     replaced: dict[str, str]
     offered: Offered | None = None
     due_in: float | None = None
+    holder: Holder | None = None
 
 
 class Free(NamedTuple):

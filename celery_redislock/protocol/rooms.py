@@ -69,7 +69,8 @@ def _park_answer(reply: Any, sent_at: float) -> Parked | Free | Full | Older:
     replaced = dict(entries_in(reply[1]))
     if reply[0] != b"parked":
         return Free(replaced)
-    return Parked(replaced, offered_in(reply[2]), seconds_in(reply[3]))
+    holder = holders.parse(reply[4] or None, None)
+    return Parked(replaced, offered_in(reply[2]), seconds_in(reply[3]), holder)
 
 
 def look(of: LockKeys, ttl: float, longest: float, passed_over: Sequence[str] = ()) -> Call[Look]:

@@ -20,7 +20,7 @@
 --       18 its task's pending slot
 --       19.. the ids in the room of those that it replaces
 -- Reply {"parked", {id and entry of each that it replaced}, {the entry to publish, see room.lua}, ms
---       until the next look at the room}
+--       until the next look at the room, the value of the lock, or of one of its slots, or ""}
 --       {"full"}  no more may wait
 --       {"older", task id}  the task that it would replace arrived later, or has replaced it; and waits
 --       {"older", "", value}  the task that it would replace arrived later, and has the lock
@@ -74,8 +74,10 @@ local function replaced_before()
   return found
 end
 
+local held_by = ''
 for _, slot in ipairs(slots) do
-  local _, holder = holder_in(slot)
+  local current, holder = holder_in(slot)
+  held_by = type(current) == 'string' and current or held_by
   local is_own = holder and holder.task_id == task_id and not holder.cooling
   if is_own or holder and holder.reserved and not waits_first then
     return {'ask', replaced_before(), {}}
@@ -93,6 +95,7 @@ local function parked(replaced)
   return {
     'parked', replaced, offer() or {},
     set_due(redis.call('EXISTS', ended) == 1 and now + look_again or nil),
+    held_by,
   }
 end
 

@@ -170,6 +170,7 @@ class Park:
             the first of these calls after which it does in any case; None: as soon as the lock is
             free.
         then: what acts if the room is full.
+        at_once: the lock has not been asked for, since it is likely to be held.
     """
 
     busy: Busy
@@ -179,6 +180,7 @@ class Park:
     grace: float | None = None
     quiet: tuple[float, float] | None = None
     then: Then = None
+    at_once: bool = False
 
     @property
     def outcome(self) -> Outcome:
@@ -242,12 +244,14 @@ class Meet:
         busy: the answer that the task acts on.
         admits: ask whether the lock is to be asked for at all: the answer may be None.
         leaves: the task gave up its place in the waiting room.
+        at_once: the lock has not been asked for, since it is likely to be held.
     """
 
     then: Then
     busy: Busy
     admits: bool = False
     leaves: bool = False
+    at_once: bool = False
 
     def ask(self, facts: Facts, state: State) -> Any:
         """What the policy says, which may be a user's code."""
@@ -276,11 +280,16 @@ def first(facts: Facts, state: State) -> Step:
     message = state.message
     if message.replaced_by is not None:
         return HasResult()
-    if facts.policy.admits:
-        is_later = message.parked or facts.claim.attempt or facts.claim.nesting
+    policy, claim = facts.policy, facts.claim
+    if policy.admits or policy.parks_all:
+        is_later = message.parked or claim.attempt or claim.nesting
         # In the room, the copies of a fanout exchange would be one entry.
         if not (facts.is_eager or message.fanout or is_later):
-            return Meet(facts.policy, NOBODY, admits=True)
+            if policy.admits:
+                return Meet(policy, NOBODY, admits=True)
+            # What is in the room is not asked whether it has run: a copy might replace newer calls.
+            if facts.parked_before and not (facts.may_be_copy or claim.kept):
+                return Meet(policy, NOBODY, at_once=True)
     return _try(facts, state)
 
 
@@ -332,8 +341,8 @@ def step(facts: Facts, state: State, asked: Question, answer: Any) -> tuple[Stat
         return state, TurnedAway(Outcome.REPLACED, by)
     assert isinstance(asked, Park)
     if isinstance(answer, Full):
-        return state, _then(asked.then, asked.busy)
-    return state, Waits(asked.outcome, asked.busy.holder)
+        return state, _try(facts, state) if asked.at_once else _then(asked.then, asked.busy)
+    return state, Waits(asked.outcome, asked.busy.holder or answer.holder)
 
 
 # -- the lock server's answers ----------------------------------------------------------------
@@ -445,7 +454,7 @@ def _unavailable(facts: Facts, state: State, error: LockUnavailable) -> Step:
 def _in_vain(facts: Facts, state: State, wish: Await | Park, busy: Busy) -> tuple[State, Step]:
     """Somebody else has the lock: what follows of what the policy wants."""
     if isinstance(wish, Park):  # the lock was free for a moment
-        return _to_room(facts, state, dataclasses.replace(wish, busy=busy))
+        return _to_room(facts, state, dataclasses.replace(wish, busy=busy, at_once=False))
     if not busy.for_message or state.message.gave_up or facts.is_eager:
         return state, _then(wish.then, busy)
     # The message that the lock is kept for needs a pool slot, perhaps this one.
@@ -459,6 +468,8 @@ def _then(then: Then, busy: Busy) -> Step:
 def _met(facts: Facts, state: State, asked: Meet, verb: Any) -> tuple[State, Step]:
     """Carry the policy's wish out, as far as this delivery allows it."""
     busy = asked.busy
+    if asked.at_once and not isinstance(verb, ToPark):
+        return state, _try(facts, state)  # such as what the policy does after no time at all
     if isinstance(verb, ToSkip):
         return state, _skip(busy.holder, verb.result)
     if isinstance(verb, ToWait):
@@ -467,7 +478,12 @@ def _met(facts: Facts, state: State, asked: Meet, verb: Any) -> tuple[State, Ste
         give_up = None
         if verb.max_wait is not None:
             give_up = max(verb.max_wait - state.message.waited, NO_TIME)
-        park = Park(busy, verb.limit, give_up, verb.newest, quiet=verb.quiet, then=verb.then)
+        park = Park(
+            *(busy, verb.limit, give_up, verb.newest),
+            quiet=verb.quiet,
+            then=verb.then,
+            at_once=asked.at_once,
+        )
         return _to_room(facts, state, park)
     if isinstance(verb, ToReplace):
         if facts.claim.attempt or facts.claim.nesting:

@@ -47,6 +47,7 @@ class Facts:
         label: the lock's name for people, from `lock_label`; or None.
         claim: the claim to the lock.
         key: the lock's whole key.
+        may_be_copy: the message may be a copy of one that has ended.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Facts:
         self.began = bool(
             raw.get("retries") or raw.get("replaced_task_nesting") or message.redelivered
         )
+        self.may_be_copy = _may_be_copy(locks, message)
         keys = task.lock_keys_for(args, kwargs, raw)
         self.key = keys.lock
         self.label: str | None = None
@@ -111,6 +113,14 @@ class Facts:
             history=self.locks.history,
             turned_away=self.policy.turns_away,
         )
+
+    @property
+    def parked_before(self) -> str:
+        """The entry id of the call that this process parked last, if it did so under this lock, and
+        has not met the lock free since; else "".
+        """
+        lock_id, entry_id = self.task._redislock_parked
+        return entry_id if lock_id == self.claim.keys.lock_id else ""
 
     @property
     def acks_failures(self) -> bool:
@@ -160,16 +170,12 @@ def _remarkable_age(holder: Holder, warn_after: float | None) -> float | None:
     return age if age >= warn_after and not holder.cooling_down else None
 
 
-def may_have_copies(task: LockedTask, locks: AppLocks, message: Delivery) -> bool:
-    """Whether another copy of the message may exist when it comes."""
-    # The broker still has the message, or gave copies to other queues. Or the message waited here
-    # longer than a visibility timeout, which is at least a second. Or the broker did not receive
-    # the acknowledgement of the message that was deferred to this one. Or the broker may redeliver
-    # even acknowledged messages.
+def _may_be_copy(locks: AppLocks, message: Delivery) -> bool:
+    # The broker gave copies to other queues. Or the message waited here longer than a visibility
+    # timeout, which is at least a second. Or the broker did not receive the acknowledgement of the
+    # message that was deferred to this one. Or the broker may redeliver even acknowledged messages.
     return bool(
-        task.acks_late
-        or task.acks_after_body
-        or message.redelivered
+        message.redelivered
         or message.deferrals
         or message.fanout
         or message.received is None

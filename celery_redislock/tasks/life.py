@@ -54,7 +54,7 @@ from .decide import (
     Waits,
 )
 from .ends import LEASE, End
-from .facts import Facts, may_have_copies
+from .facts import Facts
 from .limits import only_logged, surely
 from .locked import LockedTask
 from .settle import settle_kept
@@ -199,7 +199,8 @@ class Life:
         self._request = request
         message = Delivery.take_from(raw)
         self.facts = facts = Facts(task, locks, raw, message, self.kept, args, kwargs, is_eager)
-        self.state = State(message, not is_eager and may_have_copies(task, locks, message))
+        copies = facts.may_be_copy or task.acks_late or task.acks_after_body
+        self.state = State(message, may_have_copies=copies and not is_eager)
         options = facts.options
         if options.on_lock_lost == "abort":
             self._abort = Abort()
@@ -272,8 +273,7 @@ class Life:
         answer: Answer
         try:
             if isinstance(question, Park):
-                parking = act.parking_of(facts, self.state, self.request, question)
-                answer = facts.locks.server.run(park(facts.claim, parking))
+                answer = self._park(question)
             elif isinstance(question, AwaitEarlier):
                 answer = lease.wait(question.timeout, self._follow_up)
             else:
@@ -286,6 +286,17 @@ class Life:
             return exc
         if isinstance(answer, Busy | Parked | Free):
             self._follow_up(answer)
+        return answer
+
+    def _park(self, question: Park) -> Answer:
+        facts, claim, before = self.facts, self.facts.claim, b""
+        if question.newest:
+            # The task is likely to replace that one: its done note can be named at once.
+            before = facts.parked_before.encode()
+        parking = act.parking_of(facts, self.state, self.request, question)
+        answer = facts.locks.server.run(park(claim, parking, [before] if before else []))
+        waits = isinstance(answer, Parked)
+        self._task._redislock_note_parked(claim.keys.lock_id, claim.entry_id if waits else "")
         return answer
 
     def _follow_up(self, answer: Busy | Parked | Free | Settled) -> None:

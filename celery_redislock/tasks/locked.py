@@ -53,6 +53,7 @@ class LockedTask(Task):
     _redislock_key_maker: KeyMaker
     _redislock_label_maker: KeyMaker | None = None
     _redislock_label_is_told = False
+    _redislock_parked: tuple[str, str] = "", ""
     #: Names of options of another package, and what they come to. `compat` has such classes.
     _redislock_translates: frozenset[str] = frozenset()
 
@@ -63,6 +64,12 @@ class LockedTask(Task):
     @classmethod
     def _redislock_translated(cls, app: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
         return {}
+
+    def _redislock_note_parked(self, lock_id: str, entry_id: str) -> None:
+        """Note which call was put into a lock's waiting room last, or with "" that one was not: the
+        next call under that lock is likely to meet it held, too.
+        """
+        self._redislock_parked = lock_id, entry_id
 
     @property
     def app_locks(self) -> AppLocks:

@@ -274,6 +274,22 @@ def test_a_duplicate_that_will_run_costs_as_many_as_it_must(
     assert sent == costs
 
 
+@pytest.mark.parametrize("name", ["queued", "coalesced"])
+def test_a_duplicate_after_one_that_waits_is_parked_at_once(send, lock_server, label, name):
+    def send_some(number):
+        for _ in range(number):
+            send(name, label, 0.0)
+        assert send("skip", new_token(), 0.0).get(timeout=20)  # one after the other
+
+    with holder(lock_server, name, label):
+        send_some(1)
+        with sent_to(lock_server, lock_name(name, label)) as sent:
+            send_some(3)
+    # For one that is replaced, "HDEL" follows sometime: its result is stored. The server need not
+    # ask for its done note.
+    assert [each for each in sent if each != "HDEL"] == ["park"] * 3
+
+
 # -- in the sender ----------------------------------------------------------------------------
 
 

@@ -389,6 +389,79 @@ def test_a_delivery_goes_on_as_the_table_says(name):
     assert [plain(each) for each in walked.asked] == [FIRST, *questions]
 
 
+class QueueOfOnesOwn(Queue):
+    """It might look at the holder."""
+
+    def act(self, conflict: Conflict) -> Any:
+        return conflict.park()
+
+
+HELD = Parked({}, holder=HOLDER)
+QUEUES, COALESCES = policy(Queue()), policy(Coalesce())
+QUEUE_AT_ONCE = Park(NOBODY, then=SKIP, at_once=True)
+#: The same where the task's last call under this lock was put into the room: the first question is
+#: another one where the policy parks every duplicate. Facts, the answers, all the questions.
+AFTER_ONE_THAT_WAITS: dict[str, tuple[Case, list[Answer], list[Question], Outcomes]] = {
+    "queue": (QUEUES, [HELD], [QUEUE_AT_ONCE], QUEUED),
+    "coalesce": (
+        COALESCES, [HELD], [Park(NOBODY, newest=True, at_once=True)],
+        Waits(Outcome.COALESCED, HOLDER),
+    ),
+    "queue, and the lock is free": (QUEUES, [FREE, GOT], [QUEUE_AT_ONCE, FIRST], GO),
+    "queue, and it was free for a moment": (
+        QUEUES, [FREE, BUSY, PARKED], [QUEUE_AT_ONCE, FIRST, Park(BUSY, then=SKIP)], QUEUED,
+    ),
+    "queue, of some length": (
+        policy(Queue(limit=2)), [FULL, BUSY, FULL],
+        [Park(NOBODY, 2, then=SKIP, at_once=True), FIRST, Park(BUSY, 2, then=SKIP)], SKIPPED,
+    ),
+    "queue, of some length, and the lock is free": (
+        policy(Queue(limit=2)), [FULL, GOT], [Park(NOBODY, 2, then=SKIP, at_once=True), FIRST], GO,
+    ),
+    "queue, for no time": (policy(Queue(max_wait=0)), [GOT], [FIRST], GO),
+    "queue, and the server is away": (
+        QUEUES, [AWAY], [QUEUE_AT_ONCE], PutOff(1.0, Outcome.UNAVAILABLE, cause=AWAY),
+    ),
+    # These ask for the lock first.
+    "skip": (NEW, [BUSY], [FIRST], SKIPPED),
+    "replace": (
+        policy(Replace(grace=2)), [BUSY, PARKED], [FIRST, Park(BUSY, newest=True, grace=2)],
+        Waits(Outcome.REPLACING, HOLDER),
+    ),
+    "queue, of one's own kind": (
+        policy(QueueOfOnesOwn()), [BUSY, PARKED], [FIRST, Park(BUSY)], QUEUED,
+    ),
+    "a copy": (QUEUES._replace(header={"redelivered": True}), [done()], [FIRST], DONE_ELSEWHERE),
+    "a retry": (QUEUES._replace(raw={"retries": 1}), [GOT], [FIRST], GO),
+    "from the room": (QUEUES._replace(header={"parked": True}), [GOT], [FIRST], GO),
+    "it waited in the worker": (
+        QUEUES._replace(mark={"received": clock() - 2.0}), [done()], [FIRST], DONE_ELSEWHERE,
+    ),
+    "from a fanout exchange": (QUEUES._replace(mark={"fanout": True}), [GOT], [FIRST], GO),
+    "in its caller": (QUEUES._replace(is_eager=True), [GOT], [FIRST], GO),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", AFTER_ONE_THAT_WAITS)
+def test_a_task_is_parked_at_once_after_one_that_waits_under_the_same_lock(name):
+    case, answers, questions, decision = AFTER_ONE_THAT_WAITS[name]
+    facts, _ = case.delivery()
+    facts.task._redislock_note_parked(facts.claim.keys.lock_id, "before:0.0")
+    try:
+        walked = walk(case, answers, facts)
+    finally:
+        facts.task._redislock_note_parked("", "")
+
+    assert walked.decision == decision
+    assert [plain(each) for each in walked.asked] == questions
+
+
+def test_a_task_is_not_parked_at_once_after_one_that_waits_under_another_lock():
+    facts, _ = QUEUES.delivery()
+    facts.task._redislock_note_parked("another", "before:0.0")
+    assert walk(QUEUES, [GOT], facts).asked == [FIRST]
+
+
 @pytest.mark.parametrize(("case", "answers", "redelivered", "sent"), [
     (NEW, [OWN], True, ""),
     (NEW, [done(notes.EXPECTS_RESULT, age=9.0), BUSY], True, ""),
