@@ -127,7 +127,7 @@ def waiting(
     Args:
         app: the Celery app.
         names: the locks' names.
-        most: how many tasks of each room are read; with 0 nothing of what they wait for is known.
+        most: how many tasks of each room are read; with 0 it is not known what they wait for.
         server: look here, instead of the app's server: those of its nodes that answer.
 
     Raises:

@@ -129,7 +129,8 @@ def name_of_lock_id(lock_id: str) -> str:
 
 def lock_pattern(prefix: str) -> str:
     """A pattern for `SCAN`. It matches the keys that say who holds a lock or waits for it, which
-    tasks of a waiting room are under way, which locks were broken, and which runs go on without.
+    tasks of a waiting room are under way, which locks were broken, and which runs go on without
+    their lock.
     """
     return f"{_literal(prefix)}:{{*}}:[blrsw]*"
 

@@ -183,7 +183,7 @@ class Server(ABC):
             ttl: seconds; they determine how long the server may take to answer.
 
         Raises:
-            LockUnavailable: nobody says who has them.
+            LockUnavailable: no node says which node has them.
         """
         return [list(keys)]
 

@@ -124,7 +124,7 @@ class Topology:
             for host in {*self._nodes} - {*found.primaries, *found.replicas}:
                 self._nodes[host].close()
                 if host not in self._source.first:
-                    del self._nodes[host]  # one that comes back is another one
+                    del self._nodes[host]  # a node that comes back gets a new one
             return found
         finally:
             self._turn.give_back(mine)

@@ -2,7 +2,8 @@
 
 How depends on where the body runs. In a process's main thread (prefork, solo) a signal does it,
 which also ends a blocking call; a thread (threads pool) raises it at its next bytecode, a gevent
-greenlet at its next switch. Without such a signal (Windows) the main thread is a thread like any.
+greenlet at its next switch. Without such a signal (Windows) the main thread is treated as any other
+thread.
 """
 
 from __future__ import annotations

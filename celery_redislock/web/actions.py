@@ -52,7 +52,8 @@ class Actions:
     Args:
         known: what is known of the app's locks.
         token: the secret that they need; None for a page that only reads.
-        user_of: tells who a request's user is, from its ASGI scope; None: the user says so.
+        user_of: tells who a request's user is, from its ASGI scope; None if the page asks
+            for a name.
 
     Raises:
         ConfigError: the token is not accepted.

@@ -105,7 +105,9 @@ def _until(item: Item) -> float:
 
 
 def _urgency(item: Item) -> tuple[int, float]:
-    """What is looked for first comes last; before it what lasts longest; before that the newest."""
+    """The order in which items are dropped: first what ended longest ago, then what goes on, the
+    newest of it first, and what is urgent last.
+    """
     if lasts(item):
         return 1, -item["began"]
     return 2 if item.get("what") in URGENT else 0, _until(item)

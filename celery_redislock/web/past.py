@@ -27,7 +27,7 @@ LATE: Final = 2.0
 #: The fewest seconds without a look that are a gap, and the most that lie between two looks while
 #: somebody watches.
 SHORTEST_GAP, LONGEST_APART = 5.0, 10.0
-#: Seconds by which the beginnings of one run may differ, as a look and the history tell it.
+#: Seconds by which a look and the history may differ about when a run began.
 SAME: Final = 0.5
 #: Celery's events of a task's end, and how the task ended.
 ENDS: Final = {

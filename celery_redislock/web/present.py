@@ -102,7 +102,7 @@ def _same_holder(old: Row, new: Row) -> bool:
 
 
 def _compare(old: Row | None, new: Row, change: Change) -> None:
-    """Note how the row has changed. A lease whose end moves by less than `SLACK` is the same."""
+    """Note how the row has changed. The end of a lease that moved by less than `SLACK` has not."""
     if old is None:
         change.rows.append(new)
         return

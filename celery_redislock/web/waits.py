@@ -119,7 +119,7 @@ class Waits:
         self.forget(item)
 
     def forget(self, item: Item) -> None:
-        """The item goes on no more, or was dropped."""
+        """The item has ended, or was dropped."""
         name, task_id = item["lock"], item.get("task_id") or ""
         of = self._of.get(name, {})
         if of.get(task_id) is item:

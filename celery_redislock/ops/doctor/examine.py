@@ -32,7 +32,7 @@ OF_SERVER: Final[dict[str, Check]] = {
     "database": keys.check_neighbours,
     "not taken": keys.check_untaken,
 }
-#: Those that are true of a part of it.
+#: The checks that make sense for a part of the servers.
 OF_A_PART: Final[dict[str, Check]] = {
     "cluster": server.check_cluster,
     "workers": workers.check_lost_of_some,
