@@ -22,8 +22,10 @@ from .inspection.states import AWAITED, KEPT, RUNNING
 from .protocol import rooms
 from .protocol.calls import break_lock, holder_of
 from .protocol.checks import plain
+from .protocol.exchange import Query
 from .protocol.holders import Holder
 from .protocol.keys import MAX_LIMIT, LockKeys, lock_keys
+from .protocol.names import NoLock
 from .servers.server import LOOKING_TTL
 from .tasks.locked import LockedTask
 from .tasks.room import end_replaced
@@ -68,16 +70,24 @@ def holders(app: Any, calls: Iterable[tuple[Any, ...]]) -> list[Holder | None]:
         ConfigError: a task is not a locked one, or the settings are wrong, or name no server.
         LockUnavailable: the server did not answer.
     """
-    own, queries = _locks(app), []
+    own = _locks(app)
+    queries: list[Query[Holder | None] | None] = []
     for task, args, *more in calls:
         found = app.tasks.get(task) if isinstance(task, str) else task
         if not isinstance(found, LockedTask):
             raise ConfigError(f"holders: {task!r} is no task with a lock in this app")
-        keys = found.keys_of_call(tuple(args), *more or ({},))
-        queries.append(holder_of(keys, found.lock_options.lock_ttl))
-    commands = [command for query in queries for command in query.commands]
+        try:
+            keys = found.keys_of_call(tuple(args), *more or ({},))
+        except NoLock:
+            queries.append(None)
+        else:
+            queries.append(holder_of(keys, found.lock_options.lock_ttl))
+    commands = [command for query in queries if query for command in query.commands]
     replies = iter(own.server.replies(commands, wrong_type=True))
-    return [query.read([next(replies) for _ in query.commands]) for query in queries]
+    return [
+        None if query is None else query.read([next(replies) for _ in query.commands])
+        for query in queries
+    ]
 
 
 def break_locks(

@@ -48,6 +48,7 @@ _ATTRIBUTES: Final = {
     "task": "celery.task_name",
     "outcome": "redislock.outcome",
     "how": "redislock.how",
+    "because": "redislock.because",
 }
 
 _instrumented: Final[weakref.WeakSet[Any]] = weakref.WeakSet()

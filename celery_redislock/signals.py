@@ -91,6 +91,22 @@ class ConflictDetails(NamedTuple):
     label: str | None = None
 
 
+class OmittedDetails(NamedTuple):
+    """A run without a lock. The key is "" if the call has none.
+
+    Attributes:
+        because: "no key": its `lock_key` returned None for the call; or "unavailable": the lock
+            server did not answer, and the task has `on_redis_error="run"`.
+    """
+
+    key: str
+    task: str
+    task_id: str
+    attempt: int
+    because: str
+    label: str | None = None
+
+
 class LostDetails(NamedTuple):
     """The body runs, and its ownership of the lock can no longer be confirmed.
 
@@ -160,6 +176,7 @@ class WaitingDetails(NamedTuple):
 lock_acquired = Signal(name="lock_acquired", providing_args={"details"})
 lock_released = Signal(name="lock_released", providing_args={"details"})
 lock_conflict = Signal(name="lock_conflict", providing_args={"details"})
+lock_omitted = Signal(name="lock_omitted", providing_args={"details"})
 lock_lost = Signal(name="lock_lost", providing_args={"details"})
 lock_recovered = Signal(name="lock_recovered", providing_args={"details"})
 lock_extended = Signal(name="lock_extended", providing_args={"details"})

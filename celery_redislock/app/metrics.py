@@ -55,6 +55,9 @@ LATE: Final = Metric(
 CONFLICTS: Final = Metric(
     "counter", "conflicts", "", "Tasks that met a held lock, by how that ended", ("task", "outcome")
 )
+UNLOCKED: Final = Metric(
+    "counter", "unlocked", "", "Runs without a lock, by the reason", ("task", "because")
+)
 LOST: Final = Metric("counter", "lost", "", "Locks lost while their body ran")
 RECOVERED: Final = Metric(
     "counter", "recovered", "",
@@ -68,7 +71,7 @@ LAST_SUCCESS: Final = Metric(
 )
 METRICS: Final = (
     *(ACQUIRE, WAITED, HELD_FOR, LATE),
-    *(CONFLICTS, LOST, RECOVERED, HOLDING, WAITING, LAST_SUCCESS),
+    *(CONFLICTS, UNLOCKED, LOST, RECOVERED, HOLDING, WAITING, LAST_SUCCESS),
 )
 
 
@@ -99,6 +102,7 @@ _MEASURED: Final[dict[Any, Callable[[Any], list[tuple[Metric, float, dict[str, s
         *([(LAST_SUCCESS, time.time(), {})] if details.how == past.SUCCEEDED else []),
     ],
     signals.lock_conflict: lambda details: [(CONFLICTS, 1, {"outcome": details.outcome})],
+    signals.lock_omitted: lambda details: [(UNLOCKED, 1, {"because": details.because})],
     signals.lock_lost: lambda details: [] if details.replaced else [(LOST, 1, {})],
     signals.lock_recovered: lambda details: [(RECOVERED, 1, {"how": details.how})],
     signals.lock_extended: lambda details: [(LATE, details.late, {})],

@@ -42,7 +42,7 @@ class LockOptions(NamedTuple):
     lock_max_hold: float | None = None
     lock_min_hold: float | None = None
     lock_min_hold_after: str = "success"
-    lock_limit: int = 1
+    lock_limit: int | Callable[..., int] = 1
     on_lock_lost: str = "flag"
     lock_across_retries: str = "release"
     on_redis_error: str = "defer"
@@ -59,6 +59,11 @@ class LockOptions(NamedTuple):
             return self.lock_queued_ttl
         holds = self.lock_scope == "running" and self.lock_across_retries == "hold"
         return self.lock_ttl if holds else 0.0
+
+    @property
+    def allows_several(self) -> bool:
+        """Whether several runs may hold the lock at once."""
+        return callable(self.lock_limit) or self.lock_limit > 1
 
     @property
     def parks(self) -> bool:
@@ -91,8 +96,30 @@ SETTINGS: Final = (
 )
 
 
+_LIMIT: Final = f"a whole number from 1 to {MAX_LIMIT}"
+_whole_limit: Final[Callable[[Any], int]] = checks.whole(1, MAX_LIMIT)
+
+
+def limit_of_call(task: str, value: Any) -> int:
+    """The limit that a `lock_limit` callable returned for a call.
+
+    Raises:
+        ValueError: it is not accepted.
+    """
+    try:
+        return _whole_limit(value)
+    except ValueError:
+        raise ValueError(
+            f"{task}: lock_limit gives {value!r} for this call; it must be {_LIMIT}"
+        ) from None
+
+
 def _hold(value: Any) -> float | None:
     return None if value is None else checks.ttl(value)
+
+
+def _limit(value: Any) -> int | Callable[..., int]:
+    return value if callable(value) else _whole_limit(value)
 
 
 def _one_of(*accepted: str) -> Callable[[Any], str]:
@@ -155,7 +182,7 @@ _CHECKS: Final[dict[str, tuple[Callable[[Any], Any], str]]] = {
     "lock_max_hold": (_hold, f"None or {checks.TTL}"),
     "lock_min_hold": (_hold, f"None or {checks.TTL}"),
     "lock_min_hold_after": (_one_of("success", "any"), "'success' or 'any'"),
-    "lock_limit": (checks.whole(1, MAX_LIMIT), f"a whole number from 1 to {MAX_LIMIT}"),
+    "lock_limit": (_limit, f"{_LIMIT}, or a callable that returns one"),
     "on_conflict": (
         _policy,
         "a policy object (an instance, not a class) or one of "
@@ -263,10 +290,10 @@ def _refuse_contradictions(where: str, options: LockOptions) -> None:
             f" lock_max_hold={most:g}, the longest time for which the lock is held; it must be None"
             " or a number of seconds not above lock_max_hold"
         )
-    if options.lock_limit > 1 and options.on_conflict.one_run:
+    if options.allows_several and options.on_conflict.one_run:
         raise ConfigError(
             f"{where}: on_conflict={options.on_conflict!r} {options.on_conflict.one_run}, and"
-            f" lock_limit={options.lock_limit} allows several; with a limit above 1 use another"
+            f" lock_limit={options.lock_limit!r} allows several; with a limit above 1 use another"
             " policy, such as Queue()"
         )
     if options.on_conflict.admits and options.lock_scope == "queued+running":

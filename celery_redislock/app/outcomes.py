@@ -16,6 +16,7 @@ from .events import events
 logger = get_logger()
 
 _CONFLICT: Final = (signals.lock_conflict, signals.ConflictDetails)
+_OMITTED: Final = (signals.lock_omitted, signals.OmittedDetails)
 
 
 class Outcome(enum.Enum):
@@ -65,7 +66,9 @@ class Outcome(enum.Enum):
     WAITING = "waiting", None, logging.DEBUG, signals.lock_waiting, signals.WaitingDetails
     # The lock server cannot be asked.
     UNAVAILABLE = "unavailable", "deferred", logging.ERROR
-    RUN_UNLOCKED = "run unlocked", None, logging.ERROR
+    RUN_UNLOCKED = "run unlocked", None, logging.ERROR, *_OMITTED
+    # The call needs no lock.
+    NO_LOCK = "no lock", None, logging.INFO, *_OMITTED
     # What happened to a task in a waiting room, or what an operator did.
     EXPIRED = "expired", "revoked"
     DROPPED = ("dropped",)

@@ -11,7 +11,7 @@ from ..errors import ConfigError, LockConflict, LockUnavailable
 from ..protocol import checks
 from ..protocol.exchange import Query
 from ..protocol.holders import one_line
-from ..protocol.keys import lock_keys, name_of
+from ..protocol.keys import MAX_LIMIT, lock_keys, name_of
 from ..protocol.log import get_logger
 from ..servers import stand_in
 from ..servers.factory import server_at
@@ -135,7 +135,7 @@ class TranslatedTask(SingletonTask):
         """Break the lock with this whole key."""
         prefix = self.app_locks.prefix
         name = name_of(prefix, key)
-        keys = None if name is None else lock_keys(prefix, name, self.lock_options.lock_limit)
+        keys = None if name is None else lock_keys(prefix, name, MAX_LIMIT)
         return keys is not None and break_keys(self, keys)
 
 

@@ -25,7 +25,7 @@ class About:
         prefix: what its locks' keys begin with.
         history: how many runs of each lock are kept; 0 for none.
         warn_after: the tasks' `lock_warn_after` in seconds, where it is set.
-        limits: the tasks' `lock_limit`, where it is more than one.
+        limits: the tasks' `lock_limit`, where it is a number above one.
         no_arguments: the digest in the name of a lock whose call has no arguments.
     """
 
@@ -70,5 +70,9 @@ def about(app: Any) -> About:
         prefix=locks.prefix,
         history=locks.history,
         warn_after={k: each.lock_warn_after for k, each in options.items() if each.lock_warn_after},
-        limits={k: each.lock_limit for k, each in options.items() if each.lock_limit > 1},
+        limits={
+            k: each.lock_limit
+            for k, each in options.items()
+            if isinstance(each.lock_limit, int) and each.lock_limit > 1
+        },
     )

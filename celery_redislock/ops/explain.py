@@ -33,7 +33,7 @@ def explain(
     keys = keys_of_call(app, name, args, kwargs, headers)
     call = task.with_headers(headers)
     options = task.lock_options
-    slots = lock(app, keys.name)
+    slots, limit = lock(app, keys.name), len(keys.slots) + 1
     return {
         "task": name,
         "key": keys.lock,
@@ -43,11 +43,11 @@ def explain(
         "options_from": _source(task),
         "arguments": {k: repr(v) for k, v in call.arguments_of_call(args, kwargs).items()},
         "lock_ttl": options.lock_ttl,
-        "lock_limit": options.lock_limit,
+        "lock_limit": limit,
         "lock_scope": options.lock_scope,
         "policy": repr(options.on_conflict),
         "standing": [each.to_dict() for each in slots],
-        "now": _now(task, slots),
+        "now": _now(task, slots, limit),
     }
 
 
@@ -73,7 +73,7 @@ def _source(task: SingletonTask) -> str:
     return f"the task's own, in {module.__name__ if module else type(task).__module__}"
 
 
-def _now(task: SingletonTask, slots: Sequence[Found]) -> str:
+def _now(task: SingletonTask, slots: Sequence[Found], limit: int) -> str:
     """What would happen to the call."""
     locks = task.app_locks
     if not locks.enabled:
@@ -93,7 +93,7 @@ def _now(task: SingletonTask, slots: Sequence[Found]) -> str:
         return "the lock is free: it would be sent, and keep the lock until it starts"
     what = options.on_conflict.describe(waiting)
     reserved = [each for each in taken if each.kept_for == "a waiter"]
-    if len(taken) < options.lock_limit and not waiting:
+    if len(taken) < limit and not waiting:
         return f"the lock is free: {what if options.on_conflict.admits else 'it would run'}"
     if reserved and len(reserved) == len(taken) and not waiting:
         return (
@@ -105,7 +105,7 @@ def _now(task: SingletonTask, slots: Sequence[Found]) -> str:
         return f"nobody holds the lock; the last call waits for quiet, {in_units(quiet)}: {how}"
     if any(each.state == "not taken" for each in slots):
         return f"nobody holds the lock, and no worker takes what waits for it ({waiting}): {what}"
-    if len(taken) < options.lock_limit:
+    if len(taken) < limit:
         return f"the lock is free, but others wait before it ({waiting}): {what}"
     return f"{_who(taken)}: {what}"
 

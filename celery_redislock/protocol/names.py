@@ -19,6 +19,10 @@ Normalise = Callable[[Any], Any]
 NO_HEADERS: Final[Mapping[str, Any]] = {}
 
 
+class NoLock(ValueError):
+    """The task's `lock_key` gives None for a call, which then takes no lock."""
+
+
 class KeyMaker:
     """Makes the lock names of one task's calls.
 
@@ -76,7 +80,7 @@ class KeyMaker:
             self._choose(self._fields_of(lock_key))
             self._name = self._by_template
         elif callable(lock_key):
-            _check_callable(f"{kind} {task}: {option}", kind, lock_key, own_signature(function))
+            check_callable(f"{kind} {task}: {option}", kind, lock_key, own_signature(function))
             if headers:
                 raise self._without_headers("a callable", headers[0])
             self._callable = lock_key
@@ -106,6 +110,7 @@ class KeyMaker:
         Raises:
             TypeError: the call lacks an argument that `lock_key` names; or a header that
                 `lock_headers` names is no text or number.
+            NoLock: the task's `lock_key` callable returned None.
             Exception: whatever a `lock_key` callable raises.
         """
         return self._name(tuple(args), kwargs, headers)
@@ -150,7 +155,10 @@ class KeyMaker:
     def _by_callable(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], headers: Mapping[str, Any]
     ) -> str:
-        return self._checked(self._callable(*args, **kwargs))
+        name = self._callable(*args, **kwargs)
+        if name is None and self._kind == "task":
+            raise NoLock(f"{self._task}: {self._option} gives None for this call: it takes no lock")
+        return self._checked(name)
 
     def _checked(self, name: Any) -> str:
         if not isinstance(name, str) or not name:
@@ -337,7 +345,18 @@ def _fields(template: str) -> Iterator[str]:
         yield from _fields(spec or "")
 
 
-def _check_callable(where: str, kind: str, function: Callable[..., Any], calls: Signature) -> None:
+def check_callable(where: str, kind: str, function: Callable[..., Any], calls: Signature) -> None:
+    """Check that an option's callable can be called as the function is.
+
+    Args:
+        where: the option, for the error message.
+        kind: what is called, such as "task".
+        function: the callable.
+        calls: the signature of what is called.
+
+    Raises:
+        ConfigError: no call fits both.
+    """
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # a builtin without a signature

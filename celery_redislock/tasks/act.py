@@ -67,7 +67,7 @@ def run_unlocked(facts: Facts, decision: GoUnlocked) -> Course:
     if error is not None:
         facts.report(
             Outcome.RUN_UNLOCKED, "redislock: %s runs WITHOUT its lock: %s", facts, error,
-            reason=error.reason,
+            reason=error.reason, details={"because": "unavailable"},
         )  # fmt: skip
     return Runs(End.UNLOCKED)
 

@@ -16,8 +16,8 @@ from ..app.settings import AppLocks, Elsewhere, app_locks
 from ..app.unknown import refuse_name, refuse_unknown_options
 from ..errors import ConfigError
 from ..policies import Policy
-from ..protocol.names import KeyMaker
-from ..protocol.signatures import is_async
+from ..protocol.names import KeyMaker, check_callable
+from ..protocol.signatures import is_async, own_signature
 from ..verbs import NO_RESULT
 from .forgotten import options_elsewhere
 from .locked import LockedTask
@@ -71,6 +71,9 @@ def resolve_options(cls: type[LockedTask], door: type[LockedTask], app: Any) -> 
         )
     headers = options.lock_headers
     key_maker = KeyMaker(cls.name, function, options.lock_key, cls._normalise, headers=headers)
+    if callable(options.lock_limit):
+        signature = own_signature(function)
+        check_callable(f"{where}: lock_limit", "task", options.lock_limit, signature)
     cls._redislock_key_maker = key_maker
     label = options.lock_label
     cls._redislock_label_maker = (
@@ -118,9 +121,9 @@ def _require_no_room(where: str, options: LockOptions) -> None:
             " does not support; accepted are Skip(), Raise(), Defer(), Wait() and your own policies"
             " with parks = False, and lock_scope='running' or 'queued'"
         )
-    if options.lock_limit > 1:
+    if options.allows_several:
         raise ConfigError(
-            f"{where}: lock_limit={options.lock_limit} is not accepted with a redlock:// server,"
+            f"{where}: lock_limit={options.lock_limit!r} is not accepted with a redlock:// server,"
             " whose majorities could let in more; it must be 1"
         )
 

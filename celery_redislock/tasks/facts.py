@@ -170,6 +170,16 @@ def _remarkable_age(holder: Holder, warn_after: float | None) -> float | None:
     return age if age >= warn_after and not holder.cooling_down else None
 
 
+def report_no_lock(task: LockedTask, raw: Mapping[str, Any]) -> None:
+    """Report that a call takes no lock, by its task's own `lock_key`."""
+    task_id, attempt, _ = attempt_of(raw)
+    report(
+        Outcome.NO_LOCK, Whose("", task, task_id, attempt),
+        "redislock: %s[%s] takes no lock: its lock_key is None for this call", task.name, task_id,
+        details={"because": "no key"},
+    )  # fmt: skip
+
+
 def _may_be_copy(locks: AppLocks, message: Delivery) -> bool:
     # The broker gave copies to other queues. Or the message waited here longer than a visibility
     # timeout, which is at least a second. Or the broker did not receive the acknowledgement of the

@@ -31,6 +31,7 @@ from ..protocol.calls import Release, mark_done, settle
 from ..protocol.claims import Busy, Free, Parked, Place, Settled
 from ..protocol.clock import clock
 from ..protocol.log import get_logger
+from ..protocol.names import NoLock
 from ..protocol.rooms import park
 from . import act, decide, lost, room
 from . import body as bodies
@@ -54,7 +55,7 @@ from .decide import (
     Waits,
 )
 from .ends import LEASE, End
-from .facts import Facts
+from .facts import Facts, report_no_lock
 from .limits import only_logged, surely
 from .locked import LockedTask
 from .settle import settle_kept
@@ -176,7 +177,11 @@ class Life:
             return act.give_back(self._task, self._raw, args, kwargs)
         if not self._task._takes_lock(locks, is_eager=request is not None):
             return self._go_without(args, kwargs)
-        self._learn_facts(locks, args, kwargs, request)
+        try:
+            self._learn_facts(locks, args, kwargs, request)
+        except NoLock:
+            report_no_lock(self._task, self._raw)
+            return self._go_without(args, kwargs)
         step = decide.first(self.facts, self.state)
         if isinstance(step, Try):
             self.state, step = decide.step(self.facts, self.state, step, self._try(step))
@@ -218,7 +223,9 @@ class Life:
             self.state = self.state.learn(parked=False)
 
     def _go_without(self, args: Any, kwargs: Any) -> Course:
-        """Take no lock: locks are switched off, or the task is unique only until it starts."""
+        """Take no lock: locks are switched off, the task is unique only until it starts, or this
+        call needs none.
+        """
         self.course = course = Runs(End.UNLOCKED)
         if self.kept is None:
             self._clear_original(args, kwargs)

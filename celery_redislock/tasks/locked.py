@@ -10,7 +10,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from kombu import serialization
 
 from ..app.internals import check_arguments, without_models
-from ..app.options import LockOptions
+from ..app.options import LockOptions, limit_of_call
 from ..app.settings import ATTRIBUTE, AppLocks, Elsewhere, NoServer, app_locks
 from ..app.unknown import refuse_options_of_call
 from ..errors import ConfigError
@@ -18,7 +18,7 @@ from ..protocol.calls import break_lock, holder_of
 from ..protocol.holders import Holder, label_text
 from ..protocol.keys import LockKeys, lock_keys
 from ..protocol.log import get_logger
-from ..protocol.names import NO_HEADERS, KeyMaker
+from ..protocol.names import NO_HEADERS, KeyMaker, NoLock
 from ..servers import stand_in
 from .ends import LEASE, UNLOCKED, Unlocked
 
@@ -102,11 +102,18 @@ class LockedTask(Task):
         kwargs: Mapping[str, Any],
         headers: Mapping[str, Any] = NO_HEADERS,
     ) -> LockKeys:
-        """The keys of the lock for arguments as they arrive at a worker. See `lock_name`."""
+        """The keys of the lock for arguments as they arrive at a worker. See `lock_name`.
+
+        Raises:
+            NoLock: the call takes no lock.
+        """
         # A subclass may have a `lock_name` of its own, which takes no headers.
         more = (headers,) if self.lock_options.lock_headers else ()
         name = self.lock_name(args, kwargs, *more)
-        return lock_keys(self.app_locks.prefix, name, self.lock_options.lock_limit)
+        limit = self.lock_options.lock_limit
+        if not isinstance(limit, int):
+            limit = limit_of_call(self.name, limit(*args, **kwargs))
+        return lock_keys(self.app_locks.prefix, name, limit)
 
     def label_for(
         self,
@@ -169,6 +176,7 @@ class LockedTask(Task):
 
         Raises:
             TypeError: the arguments do not fit the task's signature.
+            ValueError: the call takes no lock.
         """
         return Calls(self).lock_key_for(*args, **kwargs)
 
@@ -245,6 +253,7 @@ class Calls:
         Raises:
             ConfigError: the task's options are wrong.
             TypeError: the arguments do not fit the task's signature.
+            NoLock: the call takes no lock.
         """
         return self.task.lock_keys_for(*self._sent(args, kwargs))
 
@@ -271,12 +280,20 @@ class Calls:
 
     def lock_holder(self, *args: Any, **kwargs: Any) -> Holder | None:
         """See `LockedTask.lock_holder`."""
-        keys, task = self.keys_of_call(args, kwargs), self.task
+        task = self.task
+        try:
+            keys = self.keys_of_call(args, kwargs)
+        except NoLock:
+            return None
         return task.app_locks.server.ask(holder_of(keys, task.lock_options.lock_ttl))
 
     def break_lock(self, *args: Any, **kwargs: Any) -> bool:
         """See `LockedTask.break_lock`."""
-        return break_keys(self.task, self.keys_of_call(args, kwargs))
+        try:
+            keys = self.keys_of_call(args, kwargs)
+        except NoLock:
+            return False
+        return break_keys(self.task, keys)
 
 
 def break_keys(task: LockedTask, keys: LockKeys) -> bool:

@@ -12,6 +12,7 @@ from celery import Celery
 from celery.exceptions import WorkerLostError
 
 from celery_redislock import RedisLock, SingletonTask, TaskSkipped
+from celery_redislock.operations import holders
 from tests.behaviour.apps.keyed import TASKS, job
 from tests.behaviour.looking import Room, starts
 from tests.support.waiting import eventually
@@ -92,14 +93,23 @@ def test_the_main_process_frees_the_lock_of_a_child_that_was_killed(send, label,
 
 
 @pytest.fixture(scope="module")
-def is_unique(conf):
-    """The task in an app that sends it, and knows its code."""
+def own_task(conf):
+    """A task in an app that sends it, and knows its code."""
     app = Celery("keyed", set_as_current=False)
     app.conf.update({k: v for k, v in conf.items() if not k.startswith("test_")})
-    options = {"lock_ttl": 6, **TASKS["is_unique"], "name": "is_unique", "base": SingletonTask}
-    yield app.task(shared=False, bind=True, **options)(job)
+
+    def own_task(name):
+        options = {"lock_ttl": 6, **TASKS[name], "name": name, "base": SingletonTask}
+        return app.task(shared=False, bind=True, **options)(job)
+
+    yield own_task
     gc.collect()  # results that nobody asked for, while there is a server
     app.close()
+
+
+@pytest.fixture(scope="module")
+def is_unique(own_task):
+    return own_task("is_unique")
 
 
 def test_a_sender_reserves_the_lock_of_its_tenant(is_unique, label, journal):
@@ -121,6 +131,49 @@ def test_a_sender_reserves_the_lock_of_its_tenant(is_unique, label, journal):
     assert first.get(timeout=20) == label
     eventually(lambda: of_a.lock_holder(label) is None, "the lock is free")
     assert not of_a.break_lock(label)
+
+
+# -- keys and limits that depend on the call --------------------------------------------------
+
+
+def test_a_call_for_which_the_key_is_none_runs_without_a_lock_and_says_so(
+    send, hold_open, worker, label, journal
+):
+    hold_open("some")
+    with pytest.raises(TaskSkipped):
+        send("some", label).get(timeout=20)
+    free = send("some", label, 0.0, "needs none")
+    assert free.get(timeout=20) == label
+    (start,) = [each for each in journal.read(label, "start") if each.task_id == free.id]
+    assert start.data["fence"] == 0
+    said = f"redislock: some[{free.id}] takes no lock: its lock_key is None for this call"
+    assert said in worker.log()
+
+
+def test_a_call_for_which_the_key_is_none_is_sent_without_a_reservation(own_task, label, journal):
+    task = own_task("some_are_unique")
+    first = task.apply_async((label, "stand"), queue=QUEUE)
+    assert task.apply_async((label,), queue=QUEUE).id == first.id
+    others = [task.apply_async((label, 0.0, "needs none"), queue=QUEUE) for _ in range(2)]
+    assert [each.get(timeout=20) for each in others] == [label, label]
+    journal.let_go(first.id)
+    assert first.get(timeout=20) == label
+    assert task.lock_holder(label, 0.0, "needs none") is None
+    assert not task.break_lock(label, 0.0, "needs none")
+    assert holders(task.app, [(task, (label, 0.0, "needs none"))]) == [None]
+    with pytest.raises(ValueError, match="lock_key gives None for this call: it takes no lock"):
+        task.lock_key_for(label, 0.0, "needs none")
+
+
+def test_as_many_run_at_once_as_the_calls_own_limit_allows(send, hold_open, label):
+    hold_open("by_plan", "gold")
+    hold_open("by_plan", "gold")
+    hold_open("by_plan", "free")
+    for plan in ("gold", "free"):
+        with pytest.raises(TaskSkipped):
+            send("by_plan", label, 0.0, plan).get(timeout=20)
+    with pytest.raises(ValueError, match="lock_limit gives 0 for this call; it must be a whole nu"):
+        send("by_plan", label, 0.0, "wrong").get(timeout=20)
 
 
 # -- arguments that others give and take ------------------------------------------------------

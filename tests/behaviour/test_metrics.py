@@ -53,7 +53,9 @@ def app(conf):
 
 
 def make_task(app, body=lambda: None, called="measured", **options):
-    @app.task(base=SingletonTask, shared=False, name=called, lock_key="{name}", **options)
+    options = {"lock_key": "{name}", **options}
+
+    @app.task(base=SingletonTask, shared=False, name=called, **options)
     def measured(name):
         return body()
 
@@ -246,6 +248,7 @@ def test_opentelemetry_has_the_same_metrics_and_tells_the_tasks_span(app, label,
         measured.apply((label,))
     with tracer.start_as_current_span("run/loses"):
         make_task(app, lose, "loses", lock_ttl=0.5).apply((f"{label}2",))
+    make_task(app, called="needs_none", lock_key=lambda name: None).apply((label,))
 
     outer, loses = spans.get_finished_spans()
     assert (outer.name, loses.name) == ("run/outer", "run/loses"), "it made no spans"
@@ -264,6 +267,10 @@ def test_opentelemetry_has_the_same_metrics_and_tells_the_tasks_span(app, label,
     points = {metric.name: metric.data.data_points[0] for metric in scope.metrics}
     assert points["redislock.acquire"].count == 1
     assert points["redislock.lost"].value == 1
+    assert dict(points["redislock.unlocked"].attributes) == {
+        "celery.task_name": "needs_none",
+        "redislock.because": "no key",
+    }
     assert points["redislock.holding"].value == 0
     assert time.time() - 60 < points["redislock.last_success_timestamp"].value < time.time()
     assert dict(points["redislock.conflicts"].attributes) == {

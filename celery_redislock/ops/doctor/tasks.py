@@ -209,7 +209,7 @@ def _outlasts(task: SingletonTask, app: Any, visible: float, option: str) -> Ite
 
 def check_limits(checkup: Checkup) -> Iterator[Finding]:
     """Whether tasks that share a lock agree on how many may hold it."""
-    limits: dict[str, dict[int, str]] = {}
+    limits: dict[str, dict[Any, str]] = {}
     for task in checkup.tasks:
         key = task.lock_options.lock_key
         if isinstance(key, str):

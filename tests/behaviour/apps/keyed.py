@@ -13,6 +13,16 @@ from celery_redislock import SingletonTask
 from .bodies import CONF, journal, new_app, run
 
 OF_TENANT: dict[str, Any] = {"lock_key": ["label"], "lock_headers": ["tenant"]}
+
+
+def key_of_some(label: str, how: str | float = 0.0, text: str = "") -> str | None:
+    return None if text == "needs none" else f"some:{label}"
+
+
+def limit_of_plan(label: str, how: str | float = 0.0, text: str = "") -> Any:
+    return {"gold": 2, "wrong": 0}.get(text, 1)
+
+
 TASKS: dict[str, dict[str, Any]] = {
     "skips": OF_TENANT,
     "queues": {**OF_TENANT, "on_conflict": "queue", "lock_label": "of {headers[tenant]}"},
@@ -20,6 +30,9 @@ TASKS: dict[str, dict[str, Any]] = {
     "holds": {**OF_TENANT, "lock_across_retries": "hold"},
     "is_unique": {**OF_TENANT, "lock_scope": "queued+running"},
     "in_text": {"lock_key": "{headers[tenant]}:{label}", "lock_headers": ["tenant"]},
+    "some": {"lock_key": key_of_some},
+    "some_are_unique": {"lock_key": key_of_some, "lock_scope": "queued+running"},
+    "by_plan": {"lock_key": "plan:{label}:{text}", "lock_limit": limit_of_plan},
     "by_text": {"lock_key": "text:{label}:{text}", "acks_late": True, "ignore_result": True},
     "waits": {"lock_key": "text:{label}:{text}", "on_conflict": "wait", "ignore_result": True},
     "parks": {"lock_key": "text:{label}:{text}", "on_conflict": "queue", "ignore_result": True},

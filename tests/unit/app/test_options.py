@@ -473,6 +473,16 @@ def test_a_policy_for_one_run_is_refused_with_a_limit_above_1(make_app, policy, 
         define(make_app(), lock_limit=2, on_conflict=policy)
 
 
+def test_a_policy_for_one_run_is_refused_with_a_limit_that_depends_on_the_call(make_app) -> None:
+    with pytest.raises(ConfigError, match=r"allows one run, and lock_limit=<function .* allows"):
+        define(make_app(), lock_limit=lambda x: 1, on_conflict=Coalesce())
+
+
+def test_a_limit_that_cannot_be_asked_for_is_refused(make_app) -> None:
+    with pytest.raises(ConfigError, match=r"lock_limit's callable takes .* but no call of"):
+        define(make_app(), lock_limit=lambda account, plan: 1)
+
+
 def test_a_debounced_task_is_sent_though_one_like_it_waits(make_app) -> None:
     with pytest.raises(ConfigError, match=r"Debounce\(.*contradicts lock_scope='queued\+running'"):
         define(make_app(), on_conflict=Debounce(), lock_scope="queued+running")
