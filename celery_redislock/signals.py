@@ -79,6 +79,7 @@ class ConflictDetails(NamedTuple):
             that came through a fanout exchange, while another queue's copy runs), or "not sent" (in
             the sender, by `on_queued_conflict`).
         countdown: seconds until the next try of a deferred task, else None.
+        because: why the lock was taken: "run", by another run; or "pause", after one.
     """
 
     key: str
@@ -89,6 +90,7 @@ class ConflictDetails(NamedTuple):
     outcome: str
     countdown: float | None = None
     label: str | None = None
+    because: str = "run"
 
 
 class OmittedDetails(NamedTuple):

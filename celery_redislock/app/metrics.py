@@ -53,7 +53,11 @@ LATE: Final = Metric(
     "histogram", "heartbeat_late", "seconds", "How late an extension was sent", buckets=_LATE
 )
 CONFLICTS: Final = Metric(
-    "counter", "conflicts", "", "Tasks that met a held lock, by how that ended", ("task", "outcome")
+    "counter",
+    "conflicts",
+    "",
+    "Tasks that met a held lock, by how that ended, and by what held it",
+    ("task", "outcome", "because"),
 )
 UNLOCKED: Final = Metric(
     "counter", "unlocked", "", "Runs without a lock, by the reason", ("task", "because")
@@ -101,7 +105,9 @@ _MEASURED: Final[dict[Any, Callable[[Any], list[tuple[Metric, float, dict[str, s
         (HOLDING, -1, {}),
         *([(LAST_SUCCESS, time.time(), {})] if details.how == past.SUCCEEDED else []),
     ],
-    signals.lock_conflict: lambda details: [(CONFLICTS, 1, {"outcome": details.outcome})],
+    signals.lock_conflict: lambda details: [
+        (CONFLICTS, 1, {"outcome": details.outcome, "because": details.because})
+    ],
     signals.lock_omitted: lambda details: [(UNLOCKED, 1, {"because": details.because})],
     signals.lock_lost: lambda details: [] if details.replaced else [(LOST, 1, {})],
     signals.lock_recovered: lambda details: [(RECOVERED, 1, {"how": details.how})],

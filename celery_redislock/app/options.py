@@ -32,6 +32,13 @@ UNSET: Final = _Unset()
 WARN_AFTER_TTLS: Final = 10
 
 
+class Pauses(NamedTuple):
+    """For how many seconds the lock stays taken after a run, by how that ended."""
+
+    success: float = 0.0
+    failure: float = 0.0
+
+
 class LockOptions(NamedTuple):
     """The options of one task, resolved. Times are in seconds."""
 
@@ -42,6 +49,7 @@ class LockOptions(NamedTuple):
     lock_max_hold: float | None = None
     lock_min_hold: float | None = None
     lock_min_hold_after: str = "success"
+    lock_pause: Pauses | None = None
     lock_limit: int | Callable[..., int] = 1
     on_lock_lost: str = "flag"
     lock_across_retries: str = "release"
@@ -122,6 +130,16 @@ def _limit(value: Any) -> int | Callable[..., int]:
     return value if callable(value) else _whole_limit(value)
 
 
+def _pause(value: Any) -> Pauses | None:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        return Pauses(*[checks.ttl(value)] * 2)
+    if not value or not {*value} <= {*Pauses._fields}:
+        raise ValueError
+    return Pauses(**{name: checks.ttl(seconds) for name, seconds in value.items()})
+
+
 def _one_of(*accepted: str) -> Callable[[Any], str]:
     def check(value: Any) -> str:
         if not isinstance(value, str) or value not in accepted:
@@ -182,6 +200,11 @@ _CHECKS: Final[dict[str, tuple[Callable[[Any], Any], str]]] = {
     "lock_max_hold": (_hold, f"None or {checks.TTL}"),
     "lock_min_hold": (_hold, f"None or {checks.TTL}"),
     "lock_min_hold_after": (_one_of("success", "any"), "'success' or 'any'"),
+    "lock_pause": (
+        _pause,
+        f"None, {checks.TTL}, or a dict of these by 'success' and 'failure', such as"
+        " {'success': 60, 'failure': 5}",
+    ),
     "lock_limit": (_limit, f"{_LIMIT}, or a callable that returns one"),
     "on_conflict": (
         _policy,
@@ -218,6 +241,7 @@ _CONTRADICTIONS: Final[dict[str, tuple[tuple[str, Any, str], ...]]] = {
         ("on_queued_conflict", "publish", "nothing is locked when the task runs"),
         ("lock_min_hold", None, "nothing is locked when the task runs"),
         ("lock_min_hold_after", None, "nothing is locked when the task runs"),
+        ("lock_pause", None, "nothing is locked when the task runs"),
         ("lock_max_hold", None, "nothing is locked when the task runs"),
         ("lock_warn_after", None, "nothing is locked when the task runs"),
         ("on_lock_lost", "abort", "nothing is locked when the task runs"),

@@ -152,7 +152,9 @@ def report(
     """
     if details is not None and outcome.signal is signals.lock_conflict:
         facts = {"countdown": None, **facts}
-        details = {**facts, "outcome": outcome.label}
+        holder = facts["holder"]
+        because = "pause" if holder is not None and holder.cooling_down else "run"
+        details = {**facts, "outcome": outcome.label, "because": because}
     level = outcome.level if level is None else level
     if text and logger.isEnabledFor(level):
         extra = fields(outcome.label, whose.key, **whose.run, **facts, **(logged or {}))

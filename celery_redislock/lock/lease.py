@@ -8,12 +8,14 @@ import os
 import sys
 import time
 from collections.abc import Callable, Generator
+from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import LockUnavailable
 from ..protocol import past
 from ..protocol.calls import Release, acquire, hold, settle
+from ..protocol.checks import check_seconds
 from ..protocol.claims import Acquired, Busy, Claim, Done, Extended, Extension, Settled
 from ..protocol.clock import clock
 from ..protocol.log import fields, get_logger
@@ -59,6 +61,8 @@ class Lease(Right):
     """
 
     heir: Heir | None = None
+    #: Seconds for which the lock is to stay taken after the run, if its body asked for that.
+    pause_for: float | None = None
     unheard: Release | None = None
     is_orphaned = loss_is_told = False
     teller = AT_ONCE
@@ -139,6 +143,18 @@ class Lease(Right):
         """
         if self.lost:
             raise self.lost_error()
+
+    def pause(self, seconds: float | timedelta) -> None:
+        """Let nobody else have the lock for some time after this run, however it ends. A retry that
+        the body sends gets the lock, as with `lock_across_retries="hold"`.
+
+        Args:
+            seconds: from the end of the run on, 0 for none; in place of the task's `lock_pause`.
+
+        Raises:
+            ConfigError: this is no such number, and no timedelta.
+        """
+        self.pause_for = check_seconds("lock.pause", "seconds", seconds)
 
     def report(self) -> dict[str, Any]:
         """What this process knows of the lock, as plain data. Does not ask the server."""
@@ -232,9 +248,10 @@ class Lease(Right):
         # Stop the heartbeat first: an extension sent after the release could revive the key.
         self.unanswered += heartbeat.discard(self, wait)
         self.is_released = True
-        note, always, min_hold, _, leaves, publishes, _ = release  # `_replace` takes thrice as long
+        # `_replace` takes thrice as long.
+        note, always, min_hold, _, leaves, publishes, _, pause = release
         stray = self.unanswered > 0
-        return Release(note, always, min_hold, stray, leaves, publishes, self.end(how))
+        return Release(note, always, min_hold, stray, leaves, publishes, self.end(how), pause)
 
     def leave_at_end(self, heir: Heir) -> None:
         """Note that the lock is left to this message when the run ends."""

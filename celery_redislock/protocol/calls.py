@@ -57,6 +57,7 @@ class Release(NamedTuple):
         leaves: the place in the waiting room that is given up, or None.
         publishes: the caller publishes the task of the waiting room that is next.
         run_end: how the run ended, see `past.end_text`; "" if there was no run.
+        pause: the lock stays taken for this many seconds from now.
     """
 
     note: str = ""
@@ -66,6 +67,7 @@ class Release(NamedTuple):
     leaves: Place | None = None
     publishes: bool = True
     run_end: str = ""
+    pause: float = 0.0
 
 
 # -- taking a lock ----------------------------------------------------------------------------
@@ -223,14 +225,14 @@ def settle(claim: Claim, release: Release = Release()) -> Call[Settled]:  # noqa
         *(of.lock, of.waiters, of.wake, claim.done_key, of.fence, of.room),
         *(of.rooms, of.entries, of.deadlines, of.sent, of.ended, claim.runs_key, *of.slots),
     )
-    note, always, min_hold, stray, leaves, publishes, run_end = release
+    note, always, min_hold, stray, leaves, publishes, run_end, pause = release
     args: tuple[Any, ...] = (
         *(claim.opening, notes.encode(note, claim.sent), int(always)),
         *(to_ms(claim.done_ttl), to_ms(RESERVE), of.lock_id, int(publishes), run_end),
     )
-    if stray or min_hold or leaves or (run_end and not past.is_whole(run_end)):
-        hold_ms = to_ms(min_hold) if min_hold else 0
-        args += (int(stray), hold_ms, *(leaves or ("", "")))
+    if stray or min_hold or pause or leaves or (run_end and not past.is_whole(run_end)):
+        kept_ms = (to_ms(each) if each else 0 for each in (min_hold, pause))
+        args += (int(stray), *kept_ms, *(leaves or ("", "")))
     return Call("settle", keys, args, _settle_answer, claim.ttl, recurs=not claim.task_id)
 
 

@@ -117,10 +117,14 @@ def how_to_release(facts: Facts, state: State, lease: Lease, ran: Ran) -> Releas
     if lease.replaced_by is None:  # else the lock goes to the run that replaces this one
         if lease.heir is not None:
             return lease.heir
-        if ran.retry is not None and _is_held_for(facts, ran.retry):
+        if ran.retry is not None and _is_held_for(facts, lease, ran.retry):
             return Heir(holders.held_for_retry, countdown_of(ran.retry) + lease.ttl)
-    hold = 0.0 if lease.replaced_by is not None else _min_hold(facts, ran)
-    return Release(state.note_of(ran.note), state.may_have_copies, hold)
+    note, copies = state.note_of(ran.note), state.may_have_copies
+    if lease.replaced_by is not None:
+        return Release(note, copies)
+    pauses = facts.options.lock_pause is not None or lease.pause_for is not None
+    pause = _pause(facts, lease, ran) if pauses else 0.0
+    return Release(note, copies, _min_hold(facts, ran), pause=pause)
 
 
 def _is_retried_by_worker(facts: Facts) -> bool:
@@ -131,11 +135,14 @@ def _is_retried_by_worker(facts: Facts) -> bool:
     return bool(sends and facts.options.kept_across_retries)
 
 
-def _is_held_for(facts: Facts, retry: Retry) -> bool:
+def _is_held_for(facts: Facts, lease: Lease, retry: Retry) -> bool:
     """Whether the lock is to be kept for the retry, and is the lock that the retry needs."""
     options, task = facts.options, facts.task
+    # The body that asks for a pause, and sends its retry, has others wait for that: a free lock
+    # would pause nobody, and a pause might refuse the retry.
+    holds = options.lock_across_retries == "hold" or lease.pause_for
     # With another scope, sending the retry made its message the heir, if it has the same lock.
-    if options.lock_across_retries != "hold" or options.lock_scope != "running":
+    if not holds or options.lock_scope != "running":
         return False
     sig = getattr(retry, "sig", None)
     if sig is None:
@@ -153,6 +160,16 @@ def _min_hold(facts: Facts, ran: Ran) -> float:
     options = facts.options
     is_any = options.lock_min_hold_after == "any" and ran is not NOT_RUN and ran.retry is None
     return (options.lock_min_hold or 0.0) if is_any or ran.how == past.SUCCEEDED else 0.0
+
+
+def _pause(facts: Facts, lease: Lease, ran: Ran) -> float:
+    """Seconds from now for which the lock is kept."""
+    if lease.pause_for is not None:
+        return lease.pause_for if ran.retry is None else 0.0
+    pauses = facts.options.lock_pause
+    if pauses is None or ran.how not in (past.SUCCEEDED, past.FAILED):
+        return 0.0
+    return pauses.success if ran.how == past.SUCCEEDED else pauses.failure
 
 
 def countdown_of(retry: Retry) -> float:

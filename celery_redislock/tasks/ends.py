@@ -5,6 +5,7 @@ own.
 from __future__ import annotations
 
 import enum
+from datetime import timedelta
 from typing import Any, Final
 
 from celery.exceptions import Ignore
@@ -64,6 +65,9 @@ class Unlocked:
 
     def ensure(self) -> None:
         """Nothing was locked, so nothing is lost."""
+
+    def pause(self, seconds: float | timedelta) -> None:
+        """Nothing was locked, so nobody is kept waiting."""
 
     def __repr__(self) -> str:
         return "<no lock>"

@@ -78,7 +78,10 @@ class SingletonTask(LockedTask):
             ends sooner. Default: none.
         lock_min_hold_after: "success", the default: only if the body succeeded; or "any": also
             if it failed.
-        lock_limit: how many runs may hold the lock at once. Default: 1.
+        lock_pause: seconds for which the lock stays taken after a run has ended; or a dict of these
+            by "success" and "failure". Default: none. See also `self.lock.pause`.
+        lock_limit: how many runs may hold the lock at once, or a callable of the call's arguments
+            that returns it. Default: 1.
         on_conflict: what a duplicate does: a policy, or "skip", "defer", "wait", "queue",
             "coalesce", "debounce", "replace", "raise". Default: `redislock_on_conflict`, "skip".
         on_lock_lost: "flag" sets `self.lock.lost`; "abort" also raises `LockLost` in the body.
@@ -111,6 +114,7 @@ class SingletonTask(LockedTask):
     lock_max_hold: Any = UNSET
     lock_min_hold: Any = UNSET
     lock_min_hold_after: Any = UNSET
+    lock_pause: Any = UNSET
     lock_limit: Any = UNSET
     on_conflict: Any = UNSET
     on_lock_lost: Any = UNSET

@@ -1,9 +1,10 @@
-"""After `lock_min_hold` the next one starts at once."""
+"""After `lock_min_hold`, or a pause, the next one starts at once."""
 
 from __future__ import annotations
 
 import pytest
 
+from celery_redislock import TaskSkipped
 from tests.behaviour.apps.house import TASKS
 from tests.behaviour.conftest import HOUSE
 from tests.support.waiting import eventually
@@ -35,3 +36,56 @@ def test_the_next_one_starts_when_the_pause_ends(send, journal, label, name, sec
         late.append(acquired[holders] - acquired[0] - TASKS[name]["lock_min_hold"])
     assert min(late) >= -0.001, "before its end"
     assert min(late) < 1
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("pauses_queue", "fail"),
+        ("pauses_queue", "pause and 0"),
+        ("pauses_as_asked", "pause and 0"),
+        ("pauses_as_asked", "pause and fail"),
+    ],
+)
+def test_the_next_one_waits_for_the_end_of_a_pause_after_the_run(send, journal, label, name, how):
+    send(name, label, how)
+    eventually(lambda: journal.count(label, "start"), "the first run")
+    assert send(name, label).get(timeout=20) == label
+    # The pause begins a little after the body's end was noted.
+    gap = journal.read(label, "start")[1].at - journal.read(label, "end")[0].at
+    assert gap >= 1.5 - 0.01
+
+
+@pytest.mark.parametrize(("name", "how"), [("pauses_queue", "0"), ("pauses_as_asked", "fail")])
+def test_after_an_end_for_which_no_pause_was_set_the_lock_is_free(send, label, locks_of, name, how):
+    first = send(name, label, how)
+    first.get(timeout=20, propagate=False)
+    assert not locks_of(first.id)
+
+
+def test_a_call_in_a_pause_is_told_apart_from_one_that_met_a_run(
+    send, hold_open, worker, journal, label
+):
+    first = hold_open("pauses")
+    met_run = send("pauses", label)
+    with pytest.raises(TaskSkipped):
+        met_run.get(timeout=20)
+    journal.let_go(first.id)
+    assert first.get(timeout=20) == label
+    met_pause = send("pauses", label)
+    with pytest.raises(TaskSkipped) as skipped:
+        met_pause.get(timeout=20)
+    assert skipped.value.holder.cooling_down
+    line = next(
+        each for each in worker.log().splitlines() if f"pauses[{met_pause.id}] skipped" in each
+    )
+    assert "which has ended and is followed by a pause" in line
+
+
+def test_a_retry_of_a_body_that_asked_for_a_pause_has_the_lock_before_others(send, journal, label):
+    first = send("pauses_as_asked", label, "pause and retry")
+    eventually(lambda: journal.count(label, "end"), "it waits for its retry")
+    second = send("pauses_as_asked", label)
+    assert [first.get(timeout=20), second.get(timeout=20)] == [label, label]
+    ids = [entry.task_id for entry in journal.read(label, "start")]
+    assert ids == [first.id, first.id, second.id]

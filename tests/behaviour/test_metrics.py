@@ -100,7 +100,7 @@ def test_a_prefork_worker_is_scraped_as_one(worker, send, journal, label):
     eventually(lambda: value("holding", task="short_ttl") == 1, "it holds")
     for _ in range(5):
         send(label).get(timeout=20, propagate=False)
-    assert value("conflicts_total", task="short_ttl", outcome="skipped") == 5
+    assert value("conflicts_total", task="short_ttl", outcome="skipped", because="run") == 5
     eventually(lambda: value("heartbeat_late_seconds_count", task="short_ttl"), "it is extended")
     send(f"{label}2", 0.01).get(timeout=20)
     assert value("acquire_seconds_count", task="short_ttl") == 2
@@ -111,7 +111,9 @@ def test_a_prefork_worker_is_scraped_as_one(worker, send, journal, label):
     os.kill(entry.pid, signal.SIGKILL)
     eventually(lambda: value("recovered_total", task="short_ttl", how="freed") == 1, "it is freed")
     eventually(lambda: value("holding", task="short_ttl") == 0, "the dead hold nothing")
-    assert value("conflicts_total", task="short_ttl", outcome="skipped") == 5, "they still count"
+    assert value("conflicts_total", task="short_ttl", outcome="skipped", because="run") == 5, (
+        "they still count"
+    )
     assert value("last_success_timestamp_seconds", task="short_ttl") == succeeded, (
         "not by a failure"
     )
@@ -119,7 +121,9 @@ def test_a_prefork_worker_is_scraped_as_one(worker, send, journal, label):
     assert ("redislock_lost_total", (("task", "watches_lock"),)) in read(worker.scrape())
     text = worker.scrape()
     assert label not in text
-    assert {name for key in read(text) for name, _ in key[1]} == {"task", "outcome", "how", "le"}
+    assert {name for key in read(text) for name, _ in key[1]} == {
+        *("task", "outcome", "because", "how", "le")
+    }
 
 
 def test_no_scrape_fails_while_pool_processes_come_and_are_killed(
@@ -276,6 +280,7 @@ def test_opentelemetry_has_the_same_metrics_and_tells_the_tasks_span(app, label,
     assert dict(points["redislock.conflicts"].attributes) == {
         "celery.task_name": "measured",
         "redislock.outcome": "skipped",
+        "redislock.because": "run",
     }
     assert not any(label in str(point.attributes) for point in points.values())
 

@@ -30,16 +30,22 @@ def run(self: Any, label: str, how: str | float = 0.0) -> str:
     """One run, written down at its start and its end.
 
     Args:
-        how: seconds, "stand" to go on when the test says so, or "retry" to do so once.
+        how: seconds, "stand" to go on when the test says so, "retry" to do so once, or "fail"; with
+            "pause and" before it to ask for a pause of 1.5 s.
     """
     fence = {"fence": self.lock.fence} if hasattr(self, "lock") else None
     journal.write("start", label, self.request, fence)
+    asks, how = str(how).startswith("pause and "), str(how).removeprefix("pause and ")
     try:
+        if asks:
+            self.lock.pause(1.5)
         if how == "stand":
             journal.await_go(self.request.id)
         elif how == "retry":
             if not self.request.retries:
                 raise self.retry(countdown=0.5)
+        elif how == "fail":
+            raise ValueError("it fails")
         else:
             time.sleep(float(how))
         return label

@@ -6,6 +6,7 @@ A typo must never mean "no lock".
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from types import FunctionType
 from typing import Any
 
@@ -409,6 +410,7 @@ BAD_OPTIONS = [
     *[("lock_ttl", value) for value in (0, -1, 0.05, "30", None, True, [], float("inf"))],
     *[("lock_ttl", value) for value in (float("nan"), 10**400, 1e300)],
     *[("lock_max_hold", value) for value in (0, -1, "60", True, float("inf"), 10**400)],
+    *[("lock_pause", value) for value in (0, "60", {}, {"success": "60"}, {"retry": 5})],
     *[("lock_warn_after", value) for value in (0, -1, "60", True, float("nan"), 10**400)],
     *[("on_conflict", value) for value in (Skip, Defer, "skp", "", None, 5, {"defer": 5})],
     *[("on_lock_lost", value) for value in ("ignore", "", None, True, "FLAG", ["flag"])],
@@ -419,6 +421,7 @@ BAD_OPTIONS = [
 ACCEPTED = {
     "lock_ttl": "a number of seconds",
     "lock_max_hold": "None or a number of seconds",
+    "lock_pause": "or a dict of these by 'success' and 'failure', such as {'success': 60,",
     "lock_warn_after": "None or a number of seconds",
     "on_conflict": ", ".join(repr(each.lower()) for each in POLICIES),
     "on_lock_lost": "'flag' or 'abort'",
@@ -438,6 +441,19 @@ def test_a_bad_value_is_refused_naming_task_option_and_what_is_accepted(
     assert "task options.task" in message
     assert f"{option}=" in message
     assert ACCEPTED[option] in message
+
+
+@pytest.mark.parametrize(
+    ("value", "pauses"),
+    [
+        (60, (60.0, 60.0)),
+        (timedelta(minutes=1), (60.0, 60.0)),
+        ({"success": 60, "failure": timedelta(seconds=5)}, (60.0, 5.0)),
+        ({"failure": 5}, (0.0, 5.0)),
+    ],
+)
+def test_a_pause_is_one_for_all_ends_or_of_a_length_for_each(make_app, value, pauses) -> None:
+    assert define(make_app(), lock_pause=value).lock_options.lock_pause == pauses
 
 
 @pytest.mark.parametrize("value", [0, "5", None, float("nan"), 10**400])
