@@ -114,6 +114,7 @@ class Found:
             "key": self.key,
             "name": self.name,
             "label": holder.label,
+            "description": holder.description,
             "state": self.state,
             "kept_for": self.kept_for,
             "due_in": self.due_in,

@@ -144,6 +144,15 @@ class Lease(Right):
         if self.lost:
             raise self.lost_error()
 
+    def describe(self, text: str) -> None:
+        """Say what the run is at, such as "page 3 of 40". It is the `Holder.description` that
+        `list`, the page and a `LockConflict` show. The next heartbeat brings it to the server.
+
+        Args:
+            text: one line, of at most 100 characters: more is cut. "" for nothing any more.
+        """
+        self.description = str(text)
+
     def pause(self, seconds: float | timedelta) -> None:
         """Let nobody else have the lock for some time after this run, however it ends. A retry that
         the body sends gets the lock, as with `lock_across_retries="hold"`.

@@ -128,6 +128,8 @@ class Right:
         is_lost: ownership can no longer be confirmed. It stays True.
         replaced_by: the task for which the run must end, or None.
         lost_because: why the lock was lost, for people.
+        description: what the holder says of itself, which each extension brings to the server; None
+            if it has said nothing.
     """
 
     # Defaults are on the class: each task that runs makes one such object, and few change them.
@@ -136,6 +138,7 @@ class Right:
     acquired_at = deadline = next_beat = 0.0
     asked = in_doubt = is_over = is_released = tried_to_release = is_lost = False
     replaced_by: Holder | None = None
+    description: str | None = None
     _is_troubled = False
 
     def __init__(self, claim: Claim, max_hold: float | None = None, listens: bool = False) -> None:
@@ -212,7 +215,10 @@ class Right:
     def extension_at(self, now: float, retake: bool = True) -> Extension:
         """The extension to send now. While the right lasts, a lock that vanished is taken again."""
         retake = retake and now < self.deadline
-        return Extension(self.claim, self.stored, self.fence, retake, self.counter)
+        described = self.description
+        return Extension(
+            self.claim, self.stored, self.fence, retake, self.counter, description=described
+        )
 
     def extending(self, retake: bool = True) -> Generator[Ask, Extended, bool]:
         """The call that extends the lock at once. Returns whether the lock is still ours.

@@ -50,11 +50,12 @@ COLUMNS: Final = (
     Column("LIVES", right=True),
     Column("SKIPS", right=True),
     Column("WAIT", right=True),
+    Column("SAYS", by_cutting, 16),
 )
 #: All columns of a lock.
 WIDE: Final = (
     *("TASK", "KEY", "STATE", "TASK ID", "NODE", "PID", "HELD", "LIVES", "SKIPS", "WAITING"),
-    *("FENCE", "LABEL"),
+    *("FENCE", "LABEL", "SAYS"),
 )
 #: The columns with numbers and durations: these are easier to compare at the right.
 NUMBERS: Final = frozenset(
@@ -117,7 +118,9 @@ def _empty(found: Sequence[Found]) -> set[str]:
     """The columns that would say nothing."""
     labels = any(each.holder is not None and each.holder.label for each in found)
     skips = any(each.turned_away for each in found)
-    return {name for name, says in (("LABEL", labels), ("SKIPS", skips)) if not says}
+    described = any(each.holder is not None and each.holder.description for each in found)
+    shown = {"LABEL": labels, "SKIPS": skips, "SAYS": described}
+    return {name for name, says in shown.items() if not says}
 
 
 def is_trouble(each: Found) -> bool:
@@ -142,6 +145,7 @@ def _row(each: Found, ids: Mapping[str, str], digests: Mapping[str, str]) -> dic
         "LIVES": lives(each, "ever"),
         "SKIPS": str(each.turned_away),
         "WAIT": str(each.waiting),
+        "SAYS": (holder and holder.description) or "-",
     }
 
 
@@ -160,6 +164,7 @@ def _wide_row(each: Found) -> dict[str, str]:
         "WAITING": str(each.waiting),
         "FENCE": str((holder and holder.fence) or "-"),
         "LABEL": (holder and holder.label) or "-",
+        "SAYS": (holder and holder.description) or "-",
     }
 
 

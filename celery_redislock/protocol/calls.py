@@ -175,10 +175,12 @@ def extend(extension: Extension) -> Call[Extended]:
     """Extend a lock, or take it again if it has vanished."""
     claim, of = extension.claim, extension.claim.keys
     max_hold = "" if extension.max_hold is None else to_ms(extension.max_hold)
-    args = (
+    args: tuple[Any, ...] = (
         *(extension.stored, to_ms(claim.ttl), int(extension.retake)),
         *(extension.fence, max_hold, extension.counter),
     )
+    if extension.description is not None:
+        args += (holders.description_text(extension.description),)
     return Call(
         "extend", (of.lock, of.fence, of.broken, *of.slots), args, _extend_answer, claim.ttl
     )
@@ -188,7 +190,8 @@ def retaking(extension: Call[Extended]) -> Call[Extended]:
     """The same extension, which takes a missing lock again whoever has asked for it since then: a
     majority of independent servers proves that nobody else has had it.
     """
-    return dataclasses.replace(extension, args=(*extension.args[:_LAST_COUNTER], _HIGHEST))
+    before, after = extension.args[:_LAST_COUNTER], extension.args[_LAST_COUNTER + 1 :]
+    return dataclasses.replace(extension, args=(*before, _HIGHEST, *after))
 
 
 def keep_reserved(claim: Claim, seconds: float) -> Call[Extended]:

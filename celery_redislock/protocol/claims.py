@@ -276,6 +276,7 @@ class Extension(NamedTuple):
             risen, another run may have had a lock that vanished: the lock is not taken again.
         max_hold: seconds after which the server no longer extends the lock, for a caller that does
             not know when the lock was acquired; None if the holder itself counts them.
+        description: what the body says of itself; None if it has said nothing.
     """
 
     claim: Claim
@@ -284,6 +285,7 @@ class Extension(NamedTuple):
     retake: bool
     counter: int = 0
     max_hold: float | None = None
+    description: str | None = None
 
 
 class Extended(NamedTuple):

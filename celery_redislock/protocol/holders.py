@@ -72,6 +72,7 @@ class Holder:
         queued: the task is not running yet; its message waits in the queue.
         replaced_by: the id of the task that waits for this run to end (`Replace`); or None.
         label: the lock's name for people, by `lock_label`, or of a `RedisLock`; or None.
+        description: what the run's body says of itself, such as "page 3 of 40"; or None.
     """
 
     task: str | None = None
@@ -87,6 +88,7 @@ class Holder:
     queued: bool = False
     replaced_by: str | None = None
     label: str | None = None
+    description: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain data, for `from_dict`."""
@@ -130,7 +132,9 @@ class Holder:
             return f"{text}, waiting in the queue"
         if self.replaced_by is not None:
             return f"{text}, to be replaced by {self.replaced_by}"
-        return f"{text}, kept for its retry" if self.held_for_retry else text
+        if self.held_for_retry:
+            return f"{text}, kept for its retry"
+        return f"{text}: {self.description}" if self.description else text
 
 
 _TYPES: Final[dict[str, Any]] = {
@@ -147,6 +151,7 @@ _TYPES: Final[dict[str, Any]] = {
     "queued": bool,
     "replaced_by": (str, NoneType),
     "label": (str, NoneType),
+    "description": (str, NoneType),
 }
 _values: Final = attrgetter(*_TYPES)
 #: The version of the records that we write. A record without one is of version 1.
@@ -225,6 +230,11 @@ def _successor(by: Any) -> Holder | None:
     if not isinstance(task, str) or not isinstance(task_id, str):
         return None
     return Holder(task=cut(task), task_id=cut(task_id))
+
+
+def description_text(text: str) -> str:
+    """What a body says of itself, as JSON. The scripts find the end of it by its two quotes."""
+    return f'"{_without_quotes(cut(one_line(text[: LONGEST_LABEL + 1]), LONGEST_LABEL))}"'
 
 
 def breaker_text(by: str) -> str:

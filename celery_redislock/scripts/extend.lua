@@ -6,13 +6,14 @@
 --       3 "1" take it again if it is missing, "0" do not   4 fence
 --       5 ms since the acquisition after which the lock is no longer extended, or ""
 --       6 the counter as it was when the lock was last known to be ours
+--       7 if the body has described itself: what it said, a JSON string with exactly two quotes
 -- Reply {1 extended | 2 was missing, taken again | 0 not ours any more, counter}
 --       {1, counter, the value, ms until the run is ended}  another run replaces this one
 --       {0, counter, who, as JSON, or "" if that is not known}  an operator broke it
 
 local lock, fence_counter, broken = unpack(KEYS)
 local slots = {lock, unpack(KEYS, 4)}
-local value, ttl, retakes, fence, max_hold, last_counter = unpack(ARGV)
+local value, ttl, retakes, fence, max_hold, last_counter, description = unpack(ARGV)
 
 -- include values.lua
 -- include runs.lua
@@ -36,7 +37,11 @@ for _, slot in ipairs(slots) do
     if is_over(current) then
       return {0, counter}
     end
-    redis.call('PEXPIRE', slot, ttl)
+    if description then
+      redis.call('SET', slot, described(current, description), 'PX', ttl)
+    else
+      redis.call('PEXPIRE', slot, ttl)
+    end
     local at = replaced_at(current)
     if at then
       local now = redis.call('TIME')

@@ -31,6 +31,11 @@ local function cooling_down(value, opening)
   return '{"token":"","cooling":true' .. string.sub(value, #opening + 1)
 end
 
+-- The value with what the run's body says of itself.
+local function described(value, description)
+  return with(string.gsub(value, ',"description":"[^"]*"', ''), ',"description":' .. description)
+end
+
 -- What history.lua writes if the run with this value ends now.
 local function ended_now(value, how, time)
   local seconds = time[1] + time[2] / 1000000 - (acquired_at(value) or time[1])

@@ -10,6 +10,8 @@ from ..errors import LockLost
 from .ends import LEASE, UNLOCKED
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from ..lock.lease import Lease
 
 
@@ -56,6 +58,10 @@ class _CurrentLock:
         lost: bool
 
         def ensure(self) -> None: ...
+
+        def describe(self, text: str) -> None: ...
+
+        def pause(self, seconds: float | timedelta) -> None: ...
 
     else:
 

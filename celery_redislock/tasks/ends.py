@@ -66,6 +66,9 @@ class Unlocked:
     def ensure(self) -> None:
         """Nothing was locked, so nothing is lost."""
 
+    def describe(self, text: str) -> None:
+        """Nothing was locked, so nobody asks what the run is at."""
+
     def pause(self, seconds: float | timedelta) -> None:
         """Nothing was locked, so nobody is kept waiting."""
 

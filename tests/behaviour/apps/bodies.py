@@ -31,7 +31,8 @@ def run(self: Any, label: str, how: str | float = 0.0) -> str:
 
     Args:
         how: seconds, "stand" to go on when the test says so, "retry" to do so once, or "fail"; with
-            "pause and" before it to ask for a pause of 1.5 s.
+            "pause and" before it to ask for a pause of 1.5 s, or "describe and" to say how far it
+            is: it stands then, and is a page further each time that the test lets it go.
     """
     fence = {"fence": self.lock.fence} if hasattr(self, "lock") else None
     journal.write("start", label, self.request, fence)
@@ -39,7 +40,11 @@ def run(self: Any, label: str, how: str | float = 0.0) -> str:
     try:
         if asks:
             self.lock.pause(1.5)
-        if how == "stand":
+        if how == "describe and stand":
+            for page in (1, 2):
+                self.lock.describe(f'page {page} of "2", 100 % ✓')
+                journal.await_go(self.request.id)
+        elif how == "stand":
             journal.await_go(self.request.id)
         elif how == "retry":
             if not self.request.retries:

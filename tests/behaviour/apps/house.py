@@ -40,6 +40,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "cools_wait": {"on_conflict": Wait(), "lock_min_hold": 1.2},
     "cools_queue": {"on_conflict": "queue", "lock_min_hold": 1.2},
     "cools_two_wait": {"on_conflict": Wait(), "lock_min_hold": 1.2, "lock_limit": 2},
+    "describes": {"lock_ttl": 2},
     "pauses": {"lock_pause": 1.5},
     "pauses_queue": {"lock_pause": {"failure": 1.5}, "on_conflict": "queue"},
     "pauses_as_asked": {"on_conflict": Wait()},
