@@ -229,7 +229,9 @@ local first_call = waits_first and (before and state.first_call or now) or nil
 local due = waits_first and math.min(now + quiet, first_call + longest) or 0
 redis.call('HSET', entries, member, entry_text(gives_up_at, arrived, entry))
 save_state(member, {due = due, first_call = first_call, receipt = receipt, id = id})
-if due <= now and may_go(member) then
+-- One that only comes back, and is put in front, does not overtake those that are under way.
+local may_be_next = before or waits_first or replace_after ~= ''
+if may_be_next and due <= now and may_go(member) then
   set_due(before and now + look_again or nil)
   return {'ask', replaced, {}}  -- the task replaced the one that was next, or the holder
 end

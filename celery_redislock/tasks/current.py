@@ -1,9 +1,13 @@
-"""`current_lock`: the lock of the task that runs here, for code that has no `self`."""
+"""What runs here: `current_lock`, the lock of the task, for code that has no `self`; and whether it
+is a beat that sends.
+"""
 
 from __future__ import annotations
 
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
+
+from celery.signals import beat_init
 
 from ..app.internals import running_task
 from ..errors import LockLost
@@ -13,6 +17,14 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from ..lock.lease import Lease
+
+#: Whether this thread is a beat's. Before Celery 5.7 no header of its messages says so.
+is_beat: Final[ContextVar[bool]] = ContextVar("redislock_beat", default=False)
+
+
+@beat_init.connect
+def _note_beat(**_: Any) -> None:
+    is_beat.set(True)
 
 
 #: The lock of the body that this code was started from, perhaps in another thread: a coroutine that

@@ -34,6 +34,7 @@ from ..protocol.keys import LockKeys
 from ..protocol.log import get_logger
 from ..protocol.names import NoLock
 from ..protocol.tokens import new_token
+from .current import is_beat
 from .ends import End
 from .locked import LockedTask
 from .room import follow_up
@@ -56,8 +57,8 @@ _CANVAS: Final = (
 )
 #: Other options that tie the call to this very message: an id that is known, or callbacks.
 _BINDING: Final = ("task_id", "link", "link_error")
-#: Headers that say that a schedule sends the call: Celery's beat; django-celery-beat, whose admin
-#: sends too. Nobody there catches a LockConflict.
+#: Headers that say that a schedule sends the call: Celery's beat, from 5.7 on; django-celery-beat,
+#: whose admin sends too. Nobody there catches a LockConflict.
 _SCHEDULES: Final = ("celery_beat_task", "periodic_task_name")
 #: The option of a call that has its own `CallOptions`. Never sent.
 CALL: Final = "_redislock_call"
@@ -367,7 +368,7 @@ class Sending:
     @property
     def _is_scheduled(self) -> bool:
         headers = self.options.get("headers") or {}
-        return any(headers.get(name) for name in _SCHEDULES)
+        return is_beat.get() or any(headers.get(name) for name in _SCHEDULES)
 
     @property
     def _attempt(self) -> int:

@@ -190,7 +190,7 @@ class SkipWith(Policy):
 # -- outside of tasks -------------------------------------------------------------------------
 
 
-def outside(url: str) -> int:
+def outside(url: str, valkeys: ValkeyCluster) -> int:
     with RedisLock(url, "account:5", ttl=5, timeout=1) as lock:
         assert_type(lock, RedisLock)
         assert_type(lock.holder(), Holder | None)
@@ -199,7 +199,7 @@ def outside(url: str) -> int:
         RedisLock(5, "name")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         RedisLock(url, "name", transport_options={"master_name": "main"})
         RedisLock(Valkey(), "name")
-        RedisLock(ValkeyCluster(url=url), "name")
+        RedisLock(valkeys, "name")
         assert_type(RedisLock(app, "account:5", label="api: adjust").lost, bool)
         RedisLock(current_app, "account:5", prefix="shop", history=0)
         return lock.fence

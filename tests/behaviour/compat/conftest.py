@@ -104,6 +104,9 @@ def end(journal):
     def end(*results):
         for result in results:
             journal.let_go(result.id)
+        # Before 5.7 Celery tells only one of the objects that wait for one result (#4925).
+        for result in results:
+            eventually(result.ready, f"{result.id} has ended", 20)
         return [result.get(timeout=20) for result in results]
 
     return end

@@ -545,7 +545,8 @@ class RoomMachine(RuleBasedStateMachine):
             if "give_up" in how:
                 member.gives_up_at = member.deadline = now + int(how["give_up"] * 1000)
             replaced = self._takes_place(member, there, in_front)
-            if member.due <= now and self._may_go(member):
+            may_be_next = there is not None or quiet is not None
+            if may_be_next and member.due <= now and self._may_go(member):
                 assert reply == Free(replaced)
                 self._asks(message, name)
             else:

@@ -113,7 +113,8 @@ BROKEN: dict[str, tuple[Sequence[str], str, str, int]] = {
         "  redis.call('ZREM', deadlines", 5),
     "who finds the slot of the next goes without replacing it": (
         ["park"], "(is_there or not before) and may_go", "may_go", 6),
-    "who replaces the next waits": (["park"], "if due <= now and may_go(member)", "if false", 3),
+    "who replaces the next waits": (["park"], "if may_be_next and", "if false and", 3),
+    "who comes back overtakes": (["park"], "if may_be_next and", "if", 0),
     "an old message takes the newer call out": (
         ["acquire", "settle"], "  if state_of(member).id == id then\n    return take_out",
         "  if true then\n    return take_out", 0),

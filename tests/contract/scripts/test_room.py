@@ -251,6 +251,20 @@ def test_a_copy_does_not_wait_beside_what_it_is_a_copy_of(room: Room, members: t
     assert room.replaces("newer") == (["b"] if first else [])
 
 
+def test_one_that_comes_back_does_not_overtake_the_next_that_is_under_way(room: Room) -> None:
+    """As what is rejected to be queued again, time and again: else nobody else would ever run."""
+    holder = room.take("holder")
+    room.park("a", "b")
+    place = room.entry_id("a")
+    room.published(room.settle(holder), "a")
+    room.published(room.settle(room.take("a", member=place)), "b")
+    room.ask("a", member=place)
+    assert isinstance(room.parks("a", place, in_front=True), Parked)
+    assert room.waiting == ["a", "b"]
+    second = room.take("b", member=room.entry_id("b"))
+    room.published(room.settle(second), "a")
+
+
 # -- beside those who wait in a pool slot ---------------------------------------------------------
 
 

@@ -43,7 +43,7 @@ ONE = "sentinel://one:26379/0 master 'mymaster'"
         # What asks for TLS gets it.
         ("redis://cache?ssl=true", {}, "rediss://cache:6379/0"),
         ("redis://cache?ssl=false", {}, "redis://cache:6379/0"),
-        ("redis://cache?ssl_min_version=771", {}, "rediss://cache:6379/0"),
+        ("redis://cache?ssl_ocsp_expected_cert=x", {}, "rediss://cache:6379/0"),
         ("redis+cluster://one,two?ssl=1", {}, "rediss+cluster://one:6379,two:6379"),
         ("sentinel://one;two?ssl=true", MASTER, f"{TWO} with TLS"),
         ("redis+sentinel://one,two/mymaster/0?ssl=true", {}, f"{TWO} with TLS"),

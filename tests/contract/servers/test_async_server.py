@@ -271,9 +271,8 @@ def test_what_belongs_to_a_client_goes_with_it(run, own_redis, label) -> None:
     async def main() -> None:
         for n in range(20):
             client: Any = aio.Redis(port=own_redis.port)
-            async with AsyncRedisLock(client, f"{label}-{n}", ttl=TTL):
+            async with client, AsyncRedisLock(client, f"{label}-{n}", ttl=TTL):
                 pass
-            await client.aclose()
             del client
         gc.collect()
         await soon(lambda: not sockets_to(own_redis.port), "their connections are closed")
@@ -380,7 +379,9 @@ def test_a_certificate_is_for_the_host_and_not_for_its_address(
         arguments = ("--tls-port", str(tls_port), *elsewhere.arguments("no"))
         with RedisServer(*arguments):
             wrong = f"rediss://localhost:{tls_port}?ssl_ca_certs={elsewhere.path}"
-            with pytest.raises(LockUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
+            wrong += "&ssl_check_hostname=true"  # redis-py's default since 6.0
+            # redis-py 5.0 says only the number.
+            with pytest.raises(LockUnavailable, match=r"CERTIFICATE_VERIFY_FAILED|Error 1 conn"):
                 await AsyncRedisLock(wrong, label, ttl=12).acquire(0)
 
     run(main())

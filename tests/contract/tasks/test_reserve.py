@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 
 import pytest
 from celery import chain
+from celery.signals import beat_init
 from kombu.exceptions import OperationalError
 
 from celery_redislock import (
@@ -71,7 +73,24 @@ def test_a_duplicate_may_be_told(tasks, label, length):
 @pytest.mark.parametrize("header", ["celery_beat_task", "periodic_task_name"])
 def test_a_schedule_is_not_told_by_an_error(tasks, redis_server, label, length, heard, header):
     """As beat sends, and the action "Run selected tasks" of django-celery-beat's admin."""
-    options = {"headers": {header: "nightly"}}
+    _is_not_told(tasks, label, length, heard, headers={header: "nightly"})
+
+
+def test_a_beat_whose_messages_say_nothing_is_not_told_either(tasks, label, length, heard):
+    """Before Celery 5.7 they do not. What another thread sends is told."""
+
+    def beat() -> None:
+        beat_init.send(sender=None)
+        _is_not_told(tasks, label, length, heard)
+
+    with ThreadPoolExecutor(1) as its_thread:
+        its_thread.submit(beat).result()
+    tasks.send("unique_or_raise", label)
+    with pytest.raises(LockConflict):
+        tasks.send("unique_or_raise", label)
+
+
+def _is_not_told(tasks, label, length, heard, **options):
     first = tasks.send("unique_or_raise", label, **options)
     assert tasks.send("unique_or_raise", label, **options).id == first.id
     assert [said.outcome for said in heard] == ["not sent"]
