@@ -106,6 +106,21 @@ def stamp(
     return token
 
 
+def hand_on_done_key(raw: Mapping[str, Any], key: str) -> None:
+    """Leave the key of the run's done note where the worker's main process finds it, if the task
+    runs in that very process: `done_key_of` reads it.
+    """
+    stamped = (raw.get("properties") or {}).get(KEY)
+    if isinstance(stamped, dict):
+        stamped["done_key"] = key
+
+
+def done_key_of(raw: Mapping[str, Any]) -> str | None:
+    """The key that the run of this request has handed on, if any."""
+    key: str | None = raw["properties"][KEY].get("done_key")
+    return key
+
+
 def replaces_another(raw: Mapping[str, Any]) -> bool:
     """Whether, by our header, the message replaces one that may come back."""
     header = raw.get(KEY)

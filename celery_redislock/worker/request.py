@@ -17,7 +17,16 @@ from celery.utils.imports import symbol_by_name
 from celery.worker.request import Request
 
 from ..app.brokers import AS_CELERY_READS_IT, origin_of
-from ..app.delivery import KEY, VERSION, Kept, attempt_of, replaces_another, restore_route, stamp
+from ..app.delivery import (
+    KEY,
+    VERSION,
+    Kept,
+    attempt_of,
+    done_key_of,
+    replaces_another,
+    restore_route,
+    stamp,
+)
 from ..app.events import events
 from ..app.housekeeper import housekeeper
 from ..app.internals import (
@@ -193,9 +202,12 @@ class LockRequest(Request):
             visibility_timeout is not None and clock() - self._received > visibility_timeout / 2
         ):
             return None
-        task_id, attempt, nesting = attempt_of(self.request_dict)
-        keys = self.task.lock_keys_for(self.args, self.kwargs, self.request_dict)
-        key = keys.done_by(id_of(task_id, nesting, attempt))
+        raw = self.request_dict
+        key = done_key_of(raw)
+        if key is None:  # the run had no lock, or was in another process
+            task_id, attempt, nesting = attempt_of(raw)
+            keys = self.task.lock_keys_for(self.args, self.kwargs, raw)
+            key = keys.done_by(id_of(task_id, nesting, attempt))
         return FinishedNote(locks, consumer, self._came_on, key)
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:
