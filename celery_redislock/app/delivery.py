@@ -106,19 +106,27 @@ def stamp(
     return token
 
 
-def is_copy(raw: Mapping[str, Any]) -> bool:
-    """Whether the message is known to be a copy, or replaces one that may come back.
-
-    Args:
-        raw: the stamped request, in the worker's main process.
+def hand_on_done_key(raw: Mapping[str, Any], key: str) -> None:
+    """Leave the key of the run's done note where the worker's main process finds it, if the task
+    runs in that very process: `done_key_of` reads it.
     """
+    stamped = (raw.get("properties") or {}).get(KEY)
+    if isinstance(stamped, dict):
+        stamped["done_key"] = key
+
+
+def done_key_of(raw: Mapping[str, Any]) -> str | None:
+    """The key that the run of this request has handed on, if any."""
+    key: str | None = raw["properties"][KEY].get("done_key")
+    return key
+
+
+def replaces_another(raw: Mapping[str, Any]) -> bool:
+    """Whether, by our header, the message replaces one that may come back."""
     header = raw.get(KEY)
     if not isinstance(header, Mapping):
-        header = {}
-    stamped = (raw.get("properties") or {}).get(KEY) or {}
-    info = raw.get("delivery_info") or {}
-    of_task = header.get("redelivered") or header.get("deferrals") or header.get("parked")
-    return bool(of_task or stamped.get("redelivered") or info.get("redelivered"))
+        return False
+    return bool(header.get("redelivered") or header.get("deferrals") or header.get("parked"))
 
 
 def take_header(raw: dict[str, Any]) -> Any:

@@ -167,13 +167,14 @@ class Heartbeat:
 
     def _sleep(self) -> None:
         now = clock()
-        until = min((lease.next_beat for lease in self.live()), default=None)
-        if until is None:
-            # Sleep as if there were a lease: else each lock that is taken and soon released would
-            # have to wake this thread. Sleep longer and longer while there is none.
+        until = min((lease.next_beat for lease in self.live()), default=now + IDLE)
+        if until > now + self._idle:
+            # Sleep as if there were one more lease, due like the last that woke this thread: else
+            # each lock that is taken and soon released would have to wake it. Sleep longer and
+            # longer while there is none.
             until = now + self._idle
             self._idle = min(2 * self._idle, IDLE)
-        self._sleeping_until = min(until, now + IDLE)
+        self._sleeping_until = until
         # Look again: a lease that was added before the line above saw an older `_sleeping_until`.
         until = min((lease.next_beat for lease in self.live()), default=self._sleeping_until)
         self._alarm.wait(max(min(until, self._sleeping_until) - clock(), 0.0))

@@ -78,7 +78,6 @@ class Facts:
         if task._redislock_label_maker is not None:
             self.label = task.label_for(args, kwargs, raw)
         self.claim = self._claim(keys, message, kept)
-        self._whose = Whose(self.key, task, raw.get("id"), self.claim.attempt, self.label)
 
     def _claim(self, keys: LockKeys, message: Delivery, kept: Kept | None) -> Claim:
         task, raw, ttl = self.task, self.raw, self.options.lock_ttl
@@ -104,7 +103,8 @@ class Facts:
         # What is kept may be for another lock: the sender may have had other code.
         ours = kept if kept is not None and kept.lock_id == keys.lock_id else None
         return Claim(
-            *(keys, message.token, ttl, value, task_id, attempt, nesting, self.locks.done_ttl),
+            keys, message.token, ttl, value, task_id, attempt, nesting,
+            done_ttl=self.locks.done_ttl,
             kept=ours.token if ours else "",
             member=ours.place.member if ours and ours.place else "",
             parent=(raw.get("parent_id") or "") if nesting else "",
@@ -112,7 +112,7 @@ class Facts:
             task=task.name,
             history=self.locks.history,
             turned_away=self.policy.turns_away,
-        )
+        )  # fmt: skip
 
     @property
     def parked_before(self) -> str:
@@ -128,6 +128,10 @@ class Facts:
         return ends_message(self.task, "acks_on_failure")
 
     # -- what is reported of the run -----------------------------------------------------------
+
+    @property
+    def _whose(self) -> Whose:
+        return Whose(self.key, self.task, self.raw.get("id"), self.claim.attempt, self.label)
 
     def report(self, outcome: Outcome, *line: Any, emits: bool = True, **more: Any) -> None:
         """Report an outcome of this run. An eager run sends no events. See `outcomes.report`."""

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from celery.app.task import Context
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
-from ..app.delivery import KEY, Delivery, Kept, is_from_newer, take_header
+from ..app.delivery import KEY, Delivery, Kept, hand_on_done_key, is_from_newer, take_header
 from ..app.housekeeper import housekeeper
 from ..app.internals import as_running
 from ..app.outcomes import Outcome, is_heard
@@ -56,7 +56,7 @@ from .decide import (
 )
 from .ends import LEASE, End
 from .facts import Facts, report_no_lock
-from .limits import only_logged, surely
+from .limits import only_logged
 from .locked import LockedTask
 from .settle import settle_kept
 from .state import BEGUN, NOT_RUN, RUNS, Course, Ends, Fails, Returns, Runs, State
@@ -99,7 +99,7 @@ class Life:
     _asked_at = 0.0
     #: Knows what ran before, once that may have been changed.
     _running: as_running | None = None
-    #: The server's reply to the release, until the next message has been published.
+    #: The server's reply to the release if others wait, until the next message is published.
     _following: Settled | None = None
     _completed = _is_settled = False
 
@@ -152,28 +152,35 @@ class Life:
         """
         __tracebackhide__ = True
 
-        def life() -> Any:
-            __tracebackhide__ = True
+        try:
             try:
-                self.course = self._find_course(args, kwargs, request)
-            except Exception as exc:
-                try:
-                    self._end_by(exc)
-                except SoftTimeLimitExceeded as limit:
-                    self.course = Fails(limit)
-            except BaseException as exc:
-                self.course = Ends(exc, End.COMES_BACK)  # the worker ends
-                raise
-            result = trace(self)
-            self._completed = True
-            return result
+                self._begin(args, kwargs, request)
+                result = trace(self)
+                self._completed = True
+                return result
+            finally:
+                self._settle()
+        finally:
+            if not self.is_over:  # a time limit cut that short: see `limits.surely`
+                self._settle()
 
-        return surely(life, self._settle, self)
+    def _begin(self, args: Any, kwargs: Mapping[str, Any], request: Any) -> None:
+        __tracebackhide__ = True
+        try:
+            self.course = self._find_course(args, kwargs, request)
+        except Exception as exc:
+            try:
+                self._end_by(exc)
+            except SoftTimeLimitExceeded as limit:
+                self.course = Fails(limit)
+        except BaseException as exc:
+            self.course = Ends(exc, End.COMES_BACK)  # the worker ends
+            raise
 
     def _find_course(self, args: Any, kwargs: Mapping[str, Any], request: Any) -> Course:
         """Ask until it is decided how the delivery goes on, and do what was decided."""
         locks = self._task.app_locks
-        if locks.enabled and is_from_newer(self._raw):
+        if KEY in self._raw and locks.enabled and is_from_newer(self._raw):
             return act.give_back(self._task, self._raw, args, kwargs)
         if not self._task._takes_lock(locks, is_eager=request is not None):
             return self._go_without(args, kwargs)
@@ -206,6 +213,8 @@ class Life:
         self.facts = facts = Facts(task, locks, raw, message, self.kept, args, kwargs, is_eager)
         copies = facts.may_be_copy or task.acks_late or task.acks_after_body
         self.state = State(message, may_have_copies=copies and not is_eager)
+        if task.acks_after_body:
+            hand_on_done_key(raw, facts.claim.done_key)
         options = facts.options
         if options.on_lock_lost == "abort":
             self._abort = Abort()
@@ -402,7 +411,14 @@ class Life:
         if self.facts is None:
             return body()
         self._request = request
-        return surely(partial(self._run, body), self._release, self.lease)
+        try:
+            try:
+                return self._run(body)
+            finally:
+                self._release()
+        finally:
+            if not self.lease.is_over:  # see `live`
+                self._release()
 
     def _run(self, body: Callable[[], Any]) -> Any:
         __tracebackhide__ = True
@@ -438,11 +454,15 @@ class Life:
         lease = self.lease
         if lease.is_over or lease.inherited:
             return
-        with only_logged(
-            "redislock: could not release %s of %s; it expires within %g s",
-            *(self.facts.key, self, lease.ttl),
-        ):
+        try:
             self._release_or_keep(lease)
+        except SoftTimeLimitExceeded:
+            raise
+        except Exception:
+            logger.exception(
+                "redislock: could not release %s of %s; it expires within %g s",
+                self.facts.key, self, lease.ttl,
+            )  # fmt: skip
         if not lease.is_over:
             lease.abandon()
         if lease.is_lost:
@@ -461,7 +481,8 @@ class Life:
             settled = lease.release(how, ran.how)
             if settled is not None:
                 owned = settled.ours
-                self._following = settled
+                if settled.due_in is not None or settled.offered is not None:
+                    self._following = settled
             elif lease.unheard is not None and (lease.fence or lease.in_doubt):
                 until = lease.deadline if lease.fence else clock() + lease.ttl
                 again = partial(self._release_again, lease.unheard, until)

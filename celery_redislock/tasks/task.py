@@ -253,7 +253,7 @@ def _call_under_lock(cls: type[Any]) -> None:
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         __tracebackhide__ = True
-        return _run_under_lock(self, partial(inner, self, *args, **kwargs), args, kwargs)
+        return _run_under_lock(self, inner, args, kwargs)
 
     setattr(__call__, OUTERMOST, inner)
     cls.__call__ = __call__
@@ -274,14 +274,21 @@ def _next_call(task: LockedTask) -> Callable[..., Any]:
     return task.run  # type: ignore[no-any-return]
 
 
-def _run_under_lock(task: LockedTask, body: Callable[[], Any], args: Any, kwargs: Any) -> Any:
-    """What the outermost `__call__` does."""
+def _run_under_lock(task: LockedTask, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """What the outermost `__call__` does: it calls `inner`, the next one."""
     __tracebackhide__ = True
     request = task.request
-    if request.called_directly or LEASE in request.__dict__:
-        return body()  # a plain call, from outside of a task or from within its body
+    known = request.__dict__
+    if request.called_directly or LEASE in known:
+        # A plain call, from outside of a task or from within its body.
+        return inner(task, *args, **kwargs)
     run = _run_of(request)
-    request.__dict__.update({LEASE: None, _DUE: True})
+    known[LEASE] = None
+    if inner is SingletonTask.__call__:
+        body = partial(_next_call(task), *args, **kwargs)
+    else:
+        known[_DUE] = True
+        body = partial(inner, task, *args, **kwargs)
     if run is None and request.is_eager:
         return _run_eagerly(task, request, body, args, kwargs)
     if run is None:

@@ -80,6 +80,8 @@ def around(task: LockedTask, inner: Tracer) -> Tracer:
             raw["properties"] = _with_run(raw.get("properties"), run)
             return inner(uuid, args, kwargs, raw)
 
+        if "sentry_sdk" not in sys.modules:
+            return Life(task, raw).live(args, kwargs, celerys)
         with _scope():
             return Life(task, raw).live(args, kwargs, celerys)
 
@@ -96,10 +98,9 @@ def _with_run(properties: Any, run: Life) -> dict[str, Any]:
 
 def _scope() -> contextlib.AbstractContextManager[Any]:
     """A scope for what receivers and policies tell Sentry of this task, so that it is not reported
-    with the process's next task. Does nothing without Sentry 2 or later in this process.
+    with the process's next task. Does nothing with a Sentry before 2.
     """
-    sentry = sys.modules.get("sentry_sdk")
-    isolation_scope = getattr(sentry, "isolation_scope", contextlib.nullcontext)
+    isolation_scope = getattr(sys.modules["sentry_sdk"], "isolation_scope", contextlib.nullcontext)
     scope: contextlib.AbstractContextManager[Any] = isolation_scope()
     return scope
 

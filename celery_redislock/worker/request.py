@@ -17,7 +17,16 @@ from celery.utils.imports import symbol_by_name
 from celery.worker.request import Request
 
 from ..app.brokers import AS_CELERY_READS_IT, origin_of
-from ..app.delivery import KEY, VERSION, Kept, attempt_of, is_copy, restore_route, stamp
+from ..app.delivery import (
+    KEY,
+    VERSION,
+    Kept,
+    attempt_of,
+    done_key_of,
+    replaces_another,
+    restore_route,
+    stamp,
+)
 from ..app.events import events
 from ..app.housekeeper import housekeeper
 from ..app.internals import (
@@ -88,20 +97,26 @@ class LockRequest(Request):
     @contained
     def _begin(self) -> None:
         self._received = clock()
-        consumer = self.task.worker_consumer
+        task, raw, consumer = self.task, self.request_dict, self.task.worker_consumer
+        has_header = KEY in raw
+        if has_header:
+            restore_route(raw)
         #: The connection to the broker on which the message came: how many there were before it.
         self._came_on = times_connected(consumer)
         wants_events = events.wanted_by(self.eventer, consumer)
         origin = AS_CELERY_READS_IT
-        if not self.task.hears_acks:
-            origin = origin_of(self.message, self.task.app_locks.redelivery)
-        if KEY in self.request_dict:
-            restore_route(self.request_dict)
-        came_by = self.message.delivery_info or {}
-        source = source_of(consumer, came_by, self.delivery_info["exchange"])
-        self._lock_token = stamp(self.request_dict, wants_events, self.content_type, origin, source)
+        if not task.hears_acks:
+            origin = origin_of(self.message, task.app_locks.redelivery)
+        info = raw["delivery_info"]
+        source = source_of(consumer, self.message.delivery_info or {}, info["exchange"])
+        self._lock_token = stamp(raw, wants_events, self.content_type, origin, source)
         #: Whether it may be one of several copies: then its run's done note stays.
-        self._is_copy = source.fanout or is_copy(self.request_dict)
+        self._is_copy = bool(source.fanout or origin.redelivered or info["redelivered"])
+        if has_header:
+            self._is_copy = self._is_copy or replaces_another(raw)
+            self._note_kept()
+
+    def _note_kept(self) -> None:
         self._kept = kept = Kept.of(self.request_dict)
         if kept is None:
             return
@@ -164,10 +179,6 @@ class LockRequest(Request):
     def acknowledge(self) -> None:
         """Acknowledge the message, before or after its run. The run's done note may then go."""
         super().acknowledge()
-        self._note_acknowledged()
-
-    @contained
-    def _note_acknowledged(self) -> None:
         task = self.task
         # Any other run leaves a note only if its message waited here: see `Facts.may_have_copies`.
         if (
@@ -175,7 +186,11 @@ class LockRequest(Request):
             and not self._is_copy
             and (task.acks_late or task.acks_after_body or clock() - self._received > NOTED_FROM)
         ):
-            finished_notes.add(self)
+            self._note_acknowledged()
+
+    @contained
+    def _note_acknowledged(self) -> None:
+        finished_notes.add(self)
 
     def finished_note(self) -> FinishedNote | None:
         """The run's done note, if it may be deleted once the message is acknowledged; None if the
@@ -187,9 +202,12 @@ class LockRequest(Request):
             visibility_timeout is not None and clock() - self._received > visibility_timeout / 2
         ):
             return None
-        task_id, attempt, nesting = attempt_of(self.request_dict)
-        keys = self.task.lock_keys_for(self.args, self.kwargs, self.request_dict)
-        key = keys.done_by(id_of(task_id, nesting, attempt))
+        raw = self.request_dict
+        key = done_key_of(raw)
+        if key is None:  # the run had no lock, or was in another process
+            task_id, attempt, nesting = attempt_of(raw)
+            keys = self.task.lock_keys_for(self.args, self.kwargs, raw)
+            key = keys.done_by(id_of(task_id, nesting, attempt))
         return FinishedNote(locks, consumer, self._came_on, key)
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:

@@ -126,16 +126,25 @@ def test_the_connection_thread_and_scripts_are_there_once_for_all_locks(own_redi
     assert threading.active_count() <= threads
 
 
-def test_a_lock_that_is_soon_released_does_not_wake_the_heartbeat(lock, monkeypatch):
-    """Now and then, more often where the machine is busy; not for nearly every pair."""
+@pytest.mark.parametrize("ttl_beside", [None, 3600.0])
+def test_a_lock_that_is_soon_released_does_not_wake_the_heartbeat(
+    lock, own_redis, label, monkeypatch, ttl_beside
+):
+    """Now and then, more often where the machine is busy; not for nearly every pair. The same
+    beside a lock whose extension is due much later.
+    """
     rings = []
     ring = Alarm.ring
     monkeypatch.setattr(Alarm, "ring", lambda alarm: (rings.append(alarm), ring(alarm)))
     lock.ttl = 2.0
-    until, pairs = time.monotonic() + 3.0, 0
-    while time.monotonic() < until:
-        with lock:
-            pairs += 1
+    beside = contextlib.nullcontext()
+    if ttl_beside is not None:
+        beside = RedisLock(own_redis.url, f"{label}-beside", ttl=ttl_beside)
+    with beside:
+        until, pairs = time.monotonic() + 3.0, 0
+        while time.monotonic() < until:
+            with lock:
+                pairs += 1
     assert pairs > 100
     assert len(rings) <= pairs / 4
 
@@ -147,6 +156,18 @@ def call_counts() -> dict[str, dict[str, int]]:
         command = [sys.executable, "-m", "tests.support.call_counts", server.url]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     found: dict[str, dict[str, int]] = json.loads(done.stdout)
+    return found
+
+
+@pytest.fixture(scope="module")
+def line_counts() -> dict[str, int]:
+    """How many lines of our modules a worker executes for a task, in a process of its own."""
+    with RedisServer() as server:
+        command = [sys.executable, "-W", "ignore", "-m", "tests.support.line_counts", server.url]
+        done = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+        )
+    found: dict[str, int] = json.loads(done.stdout)
     return found
 
 
@@ -343,13 +364,24 @@ def held() -> int:
 
 @pytest.mark.parametrize(
     ("what", "most", "modules"),
-    [("pair", 66, 19), ("delivery", 103, 29), ("duplicate", 93, 33)],
+    [("pair", 66, 19), ("delivery", 97, 28), ("duplicate", 92, 32)],
 )
 def test_what_is_done_most_makes_few_calls(call_counts, what, most, modules):
     """They must not creep up. A delivery is to reach 22 modules."""
     counts = call_counts[what]
     assert sum(counts.values()) <= most, counts
     assert len(counts) <= modules, counts
+
+
+def test_a_task_executes_few_lines_of_ours(line_counts):
+    """A worker runs the code of a task once, cold: the time goes with the lines, not the calls."""
+    assert sum(line_counts.values()) <= 578, line_counts
+
+
+def test_a_plain_message_is_received_in_few_lines(line_counts):
+    """Nothing reads a header that is not there."""
+    of_receipt = ("worker/request.py", "worker/source.py", "app/delivery.py", "app/events.py")
+    assert sum(line_counts[name] for name in of_receipt) <= 86, line_counts
 
 
 def test_a_pair_needs_little_memory_and_leaves_none(lock):

@@ -14,7 +14,7 @@ from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from celery.utils import uuid
 
 from celery_redislock import Defer, Policy, Queue, Raise, SingletonTask, Skip, current_lock
-from celery_redislock.app.delivery import KEY
+from celery_redislock.app.delivery import KEY, done_key_of
 from celery_redislock.protocol.tokens import new_token
 from celery_redislock.servers.server import Server
 from celery_redislock.tasks.life import Life
@@ -122,6 +122,19 @@ def test_the_tracer_is_an_attribute_like_a_plain_tasks(app, label, client):
         del task.__trace__
     task.__trace__ = build_tracer(task.name, task, app=app)
     assert trace(task, label) == "IGNORED"
+
+
+@pytest.mark.parametrize("is_solo", [True, False])
+def test_a_run_in_the_workers_own_process_hands_on_the_key_of_its_done_note(
+    app, label, client, is_solo
+):
+    task = define(app)
+    task.acks_after_body = is_solo
+    message = from_queue()
+    assert trace(task, label, **message) == "SUCCESS"
+
+    (note,) = client.keys(f"{task.lock_key_for(label, 'return')}:*".replace(":lock:", ":done:"))
+    assert done_key_of(message) == (note if is_solo else None)
 
 
 @pytest.mark.parametrize("step", ["settle", "hold", "query"])

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from celery_redislock.app.delivery import hand_on_done_key
 from celery_redislock.protocol import calls, notes
 from celery_redislock.protocol.claims import Claim, to_ms
+from celery_redislock.protocol.clock import clock
 from celery_redislock.protocol.exchange import UNKNOWN_TTL
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.protocol.notes import DONE_TTL
@@ -255,9 +257,21 @@ def test_a_note_is_needed_where_another_worker_may_have_the_message(
         lock_keys_for=lambda *_: keys,
     )
     request._received, request._came_on = 1000.0, connection
-    request._request_dict = {"id": "x", "retries": 2}
+    request._request_dict = {"id": "x", "retries": 2, "properties": {"redislock": {}}}
     request._args, request._kwargs = (), {}
     note = request.finished_note()
     assert (note is not None) is is_named
     if note is not None:
         assert note.key == keys.done_by("x:0.2")
+
+
+def test_a_run_in_the_main_process_hands_on_the_key_of_its_note(consumer):
+    request: Any = object.__new__(requests.LockRequest)
+    redelivery = SimpleNamespace(after=None)
+    request._task = SimpleNamespace(
+        worker_consumer=consumer, app_locks=SimpleNamespace(redelivery=redelivery)
+    )
+    request._received, request._came_on = clock(), 0
+    request._request_dict = {"id": "x", "properties": {"redislock": {}}}
+    hand_on_done_key({**request._request_dict}, "the note")  # as Celery copies it
+    assert request.finished_note().key == "the note"
