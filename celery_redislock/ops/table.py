@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from ..inspection.states import AWAITED, IN_TROUBLE, NO_LOCK
+from ..inspection.states import AWAITED, IN_TROUBLE, NO_LOCK, STATES
 from ..protocol.canonical import digest, parts_of
 from .terminal import (
     Column,
@@ -26,6 +26,7 @@ from .terminal import (
 )
 
 if TYPE_CHECKING:
+    from ..inspection.figures import Figures
     from ..inspection.locks import Found
     from ..inspection.rooms import Waiting
 
@@ -69,6 +70,14 @@ WAITING: Final = (
     Column("ID", by_cutting),
     Column("AGE", right=True),
     Column("ARGUMENTS", by_wrapping, 16),
+)
+#: The columns of a task.
+TASKS: Final = (
+    Column("TASK", by_path, 14),
+    Column("LOCKS", by_wrapping, 12),
+    Column("OLDEST", right=True),
+    Column("WAIT", right=True),
+    Column("UNTAKEN", right=True),
 )
 #: How many characters of an id or a digest are unique, as a rule.
 SHORT: Final = 8
@@ -118,6 +127,27 @@ def _empty(found: Sequence[Found]) -> set[str]:
     labels = any(each.holder is not None and each.holder.label for each in found)
     skips = any(each.turned_away for each in found)
     return {name for name, says in (("LABEL", labels), ("SKIPS", skips)) if not says}
+
+
+def tasks_table(tasks: Mapping[str, Figures]) -> list[str]:
+    """The lines of a table of tasks: how many locks they have in each state, and what waits. A line
+    with trouble is red.
+    """
+    rows = [
+        (
+            task,
+            ", ".join(f"{each.locks[state]} {state}" for state in STATES if each.locks[state]),
+            in_units(each.oldest_holder) if each.oldest_holder else "-",
+            str(each.waiting),
+            str(each.untaken),
+        )
+        for task, each in tasks.items()
+    ]
+    in_trouble = (
+        each.untaken or any(map(each.locks.__getitem__, IN_TROUBLE)) for each in tasks.values()
+    )
+    styles = [TROUBLE if each else "" for each in in_trouble]
+    return grid(TASKS, rows, styles=styles) if rows else []
 
 
 def is_trouble(each: Found) -> bool:

@@ -103,6 +103,32 @@ def test_list_shows_each_lock_for_what_it_is(app, client, label):
     assert "2 waiting that no worker takes" in run(app, "watch", "--times", "1").output
 
 
+def test_list_counts_the_locks_of_each_task_by_state_and_what_waits_for_them(app):
+    every_state(app)
+    tasks = {each.pop("task"): each for each in listed(app, "--by-task")}
+    locks = {task: each["locks"] for task, each in tasks.items()}
+    assert locks == {
+        "sync": {"held": 2, "kept": 3},
+        "unique": {"queued": 1},
+        "several": {"held": 2},
+        "report": {"held": 1, "free": 1},
+        "unknown": {"foreign": 2},
+    }
+    waits = {task: (each["waiting"], each["untaken"]) for task, each in tasks.items()}
+    assert (waits["report"], waits["sync"], waits["several"]) == ((3, 2), (1, 0), (0, 0))
+    assert 3600 <= tasks["several"]["oldest_holder"] < 3700
+
+    head, *rows, summary = run(app, "list", "--by-task", "--sort", "waiting").output.splitlines()
+    assert head.split() == ["TASK", "LOCKS", "OLDEST", "WAIT", "UNTAKEN"]
+    words = rows[0].split()
+    assert (words[:5], words[-2:]) == (["report", "1", "held,", "1", "free"], ["3", "2"])
+    assert summary.startswith(f"{len(rows)} tasks, 12 locks, 2 waiting that no worker takes")
+    first = listed(app, "--by-task", "--state", "held", "--state", "kept", "--limit", "1")
+    assert [(each["task"], each["locks"]) for each in first] == [("several", {"held": 2})]
+    every = {each["task"]: each["locks"] for each in listed(app, "--by-task", "--all")}
+    assert every["sync"]["broken"] == 1
+
+
 def test_a_holder_that_does_not_extend_its_lock_is_silent(app, client):
     made = take(app, "sync", "dies")  # for 600 s: an extension is due after 200
     take(app, "sync", "lives")
