@@ -236,7 +236,8 @@ def shortened(texts: Iterable[str]) -> dict[str, str]:
 def in_words(each: Found) -> str:
     """The state, and what is known of it."""
     due = "" if each.due_in is None else f", {in_units(each.due_in)}"
-    return f"{each.in_words}{due}"
+    depth = "" if each.queue_depth is None else f", {each.queue_depth} in {each.queue}"
+    return f"{each.in_words}{due}{depth}"
 
 
 def lives(each: Found, ever: str = "for ever") -> str:

@@ -62,6 +62,11 @@ SHOWN: Final = 100
 @click.option("--limit", type=click.IntRange(1), help="Show at most this many.")
 @click.option("--all", "all_", is_flag=True, help="Show locks, too, that were broken lately.")
 @click.option("--by-task", is_flag=True, help="Count the locks of each task, by state.")
+@click.option(
+    "--queues",
+    is_flag=True,
+    help="Ask the broker how many messages are in the queues of queued locks.",
+)
 @click.option("--wide", is_flag=True, help="Show all of it, however wide the terminal is.")
 @with_json
 @with_app
@@ -76,6 +81,7 @@ def list_(
     limit: int | None,
     all_: bool,
     by_task: bool,
+    queues: bool,
     wide: bool,
     as_json: bool,
 ) -> None:
@@ -95,13 +101,25 @@ def list_(
         if by_task:
             _show_tasks(listed, limit, as_json)
             return
+        shown = (found if as_json else listed)[:limit]
+        shown = _with_depths(app, shown) if queues else shown
         if as_json:
-            print_json([each.to_dict() for each in found[:limit]])
+            print_json([each.to_dict() for each in shown])
             return
-        shown = listed[:limit]
         show_lines(locks_table(shown, wide, colors=True))
         more = f", the first {len(shown)} shown" if len(shown) < len(listed) else ""
         click.echo(f"{summary(found, all_)}{more}")
+
+
+def _with_depths(app: Any, found: list[Found]) -> list[Found]:
+    """The locks with the lengths of their queues; without, if the broker does not tell."""
+    from ...inspection.queues import with_depths
+
+    try:
+        return with_depths(app, found)
+    except Exception as exc:  # whatever the broker's driver raises
+        show_lines(paragraph(f"Warning: the broker does not tell its queues: {exc!r}"), err=True)
+        return found
 
 
 def _show_tasks(found: Sequence[Found], limit: int | None, as_json: bool) -> None:

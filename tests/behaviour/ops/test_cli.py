@@ -129,6 +129,34 @@ def test_list_counts_the_locks_of_each_task_by_state_and_what_waits_for_them(app
     assert every["sync"]["broken"] == 1
 
 
+def test_list_tells_how_long_the_queues_are_in_which_messages_keep_locks(redis_server, label):
+    app = make_app(redis_server.url, label, broker_url=f"{redis_server.url}/5")
+    default, own, empty = (f"{kind}-{label}" for kind in ("default", "own", "empty"))
+    app.conf.task_default_queue = default
+    for name in ("one", "two"):
+        app.tasks["unique"].delay(name)
+    app.tasks["unique"].apply_async(("three",), queue=own)
+    app.tasks["plain"].delay()  # another's message counts, too
+    take(app, "unique", "lost", queued=True, queue=empty)
+    take(app, "sync", "runs")
+
+    def depths(*more):
+        found = listed(app, *more)
+        return sorted((each["queue"] or "", each["queue_depth"]) for each in found)
+
+    assert depths("--queues", "--state", "queued") == sorted(
+        [(default, 3), (default, 3), (own, 1), (empty, 0)]
+    )
+    assert {depth for _, depth in depths()} == {None}, "the broker is not asked"
+    table = run(app, "list", "--queues").output
+    assert table.count(f"queued, 3 in {default}") == 2
+    app.conf.broker_url = f"redis://127.0.0.1:{free_port()}"
+    result = run(app, "list", "--queues")
+    assert result.exit_code == 0
+    assert "Warning: the broker does not tell its queues: " in result.output
+    assert "5 locks" in result.output
+
+
 def test_a_holder_that_does_not_extend_its_lock_is_silent(app, client):
     made = take(app, "sync", "dies")  # for 600 s: an extension is due after 200
     take(app, "sync", "lives")

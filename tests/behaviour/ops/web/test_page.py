@@ -564,6 +564,7 @@ def test_what_waits_in_a_queue_is_one_row_and_a_queue_that_nobody_reads_is_named
         row = page.locator("#rows tr", has_text="unique")
         expect(row).to_contain_text("16 locks, kept for messages in a queue")
         expect(row).to_contain_text(f"no worker reads {own}")
+        expect(row).to_contain_text(f"15 messages in {own}")
         expect(page.locator("#lanes li")).to_have_count(1)
         told = page.locator("#unread li")
         expect(told).to_have_count(2)
@@ -574,6 +575,7 @@ def test_what_waits_in_a_queue_is_one_row_and_a_queue_that_nobody_reads_is_named
         row.locator("a").click()
         expect(page.locator("#count")).to_have_text("16 of 17 locks")
         expect(page.locator("#rows tr")).to_have_count(16)
+        expect(page.locator("#rows tr", has_text=f"1 message in {other}")).to_have_count(1)
         page.locator("#query").fill("")
         # A worker that reads the queue answers, and is busy.
         with app.connection_for_write() as connection, connection.channel() as channel:
@@ -588,6 +590,7 @@ def test_what_waits_in_a_queue_is_one_row_and_a_queue_that_nobody_reads_is_named
                         connection.drain_events(timeout=0.2)
         expect(told).to_have_count(0)
         expect(row).not_to_contain_text("no worker reads")
+        expect(row).to_contain_text(f"15 messages in {own}")
 
 
 def test_skipped_and_refused_count_alike_everywhere_and_replaced_ones_do_not(
