@@ -91,6 +91,8 @@ def list_(
     from ...inspection.locks import chosen, snapshot
     from ..pick import require_task
 
+    if by_task and (queues or wide):
+        raise problem("--by-task counts the locks: it takes no --queues and no --wide")
     with those_that_answer(app) as server:
         every = snapshot(app, server)
         require_task(app, task, chosen(every, task))

@@ -127,6 +127,8 @@ def test_list_counts_the_locks_of_each_task_by_state_and_what_waits_for_them(app
     assert [(each["task"], each["locks"]) for each in first] == [("several", {"held": 2})]
     every = {each["task"]: each["locks"] for each in listed(app, "--by-task", "--all")}
     assert every["sync"]["broken"] == 1
+    result = run(app, "list", "--by-task", "--queues")
+    assert (result.exit_code, "it takes no --queues" in result.output) == (1, True)
 
 
 def test_list_tells_how_long_the_queues_are_in_which_messages_keep_locks(redis_server, label):
