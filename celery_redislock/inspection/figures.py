@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from typing import Any, Final
 
 from ..app.settings import app_locks
+from ..protocol.canonical import parts_of
 from ..protocol.holders import one_line
 from .history import last_successes
 from .locks import Found, Walk
@@ -82,6 +84,22 @@ def figures(app: Any) -> dict[str, Figures]:
     for task, at in last_successes(locks.server, locks.prefix).items():
         by_task[_shown(task)].last_success = at
     return dict(by_task)
+
+
+def by_task(found: Iterable[Found]) -> dict[str, Figures]:
+    """The figures of these locks by task, in the order of each task's first lock. What waits counts
+    for the task that holds the lock.
+    """
+    figures: defaultdict[str, Figures] = defaultdict(Figures)
+    seen: set[str] = set()
+    for each in found:
+        task = figures[_shown(each.task or next(iter(parts_of(each.name) or ()), None))]
+        task.count(each)
+        if each.name not in seen:  # a lock with several slots has one room
+            task.waiting += each.waiting
+            task.untaken += each.untaken
+        seen.add(each.name)
+    return dict(figures)
 
 
 def _shown(task: str | None) -> str:

@@ -125,6 +125,27 @@ def history(
     return sorted(wanted, key=lambda run: -run.began)[:limit]
 
 
+def last_runs(app: Any, most: int, *, server: Server | None = None) -> dict[str, list[PastRun]]:
+    """The last runs of each task that have ended, the latest first.
+
+    Args:
+        app: the Celery app.
+        most: how many of each task at most.
+        server: as for `history`.
+
+    Raises:
+        LockUnavailable: the server did not answer, or does not allow it.
+    """
+    locks = app_locks(app)
+    server, by_task = server or locks.server, dict[str, list[PastRun]]()
+    lists = [each for each in lists_in(server, locks.prefix) if each[1]]
+    runs = _read(server, locks.prefix, lists, most)
+    for run in sorted(runs, key=lambda run: -run.began):
+        if run.how != past.RUNNING and run.task is not None:
+            by_task.setdefault(run.task, []).append(run)
+    return {task: runs[:most] for task, runs in by_task.items()}
+
+
 def turned_away(
     app: Any, *, task: str | None = None, server: Server | None = None
 ) -> dict[str, dict[int, int]]:

@@ -51,7 +51,9 @@ class Found:
         ttl: seconds to which its holder extends it, again and again; None if nobody does.
         broken_by: who broke the lock, if its state is "broken" and that is known.
         lost_because: why the run lost the lock, if it goes on without it.
-        queue: the queue that the call named whose message has the lock, if it named one.
+        queue: the queue that the call named whose message has the lock, if it named one; else its
+            task's, if the broker was asked.
+        queue_depth: how many messages are in its queue, if the broker was asked.
         turned_away: how many duplicates ended without a run because of this holder.
         waiting: how many tasks wait for the lock, in its room and in pool slots.
         untaken: how many of them no worker has taken, for a minute or more since they were offered.
@@ -72,6 +74,7 @@ class Found:
     broken_by: str | None = None
     lost_because: str | None = None
     queue: str | None = None
+    queue_depth: int | None = None
     turned_away: int = 0
     waiting: int = 0
     untaken: int = 0
@@ -134,6 +137,7 @@ class Found:
             "broken_by": self.broken_by,
             "lost_because": self.lost_because,
             "queue": self.queue,
+            "queue_depth": self.queue_depth,
         }
 
 

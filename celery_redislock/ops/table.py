@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from ..inspection.states import AWAITED, IN_TROUBLE, NO_LOCK
+from ..inspection.states import AWAITED, IN_TROUBLE, NO_LOCK, STATES
 from ..protocol.canonical import digest, parts_of
 from .terminal import (
     Column,
@@ -26,6 +26,7 @@ from .terminal import (
 )
 
 if TYPE_CHECKING:
+    from ..inspection.figures import Figures
     from ..inspection.locks import Found
     from ..inspection.rooms import Waiting
 
@@ -70,6 +71,14 @@ WAITING: Final = (
     Column("ID", by_cutting),
     Column("AGE", right=True),
     Column("ARGUMENTS", by_wrapping, 16),
+)
+#: The columns of a task.
+TASKS: Final = (
+    Column("TASK", by_path, 14),
+    Column("LOCKS", by_wrapping, 12),
+    Column("OLDEST", right=True),
+    Column("WAIT", right=True),
+    Column("UNTAKEN", right=True),
 )
 #: How many characters of an id or a digest are unique, as a rule.
 SHORT: Final = 8
@@ -121,6 +130,27 @@ def _empty(found: Sequence[Found]) -> set[str]:
     described = any(each.holder is not None and each.holder.description for each in found)
     shown = {"LABEL": labels, "SKIPS": skips, "SAYS": described}
     return {name for name, says in shown.items() if not says}
+
+
+def tasks_table(tasks: Mapping[str, Figures]) -> list[str]:
+    """The lines of a table of tasks: how many locks they have in each state, and what waits. A line
+    with trouble is red.
+    """
+    rows = [
+        (
+            task,
+            ", ".join(f"{each.locks[state]} {state}" for state in STATES if each.locks[state]),
+            in_units(each.oldest_holder) if each.oldest_holder else "-",
+            str(each.waiting),
+            str(each.untaken),
+        )
+        for task, each in tasks.items()
+    ]
+    in_trouble = (
+        each.untaken or any(map(each.locks.__getitem__, IN_TROUBLE)) for each in tasks.values()
+    )
+    styles = [TROUBLE if each else "" for each in in_trouble]
+    return grid(TASKS, rows, styles=styles) if rows else []
 
 
 def is_trouble(each: Found) -> bool:
@@ -211,7 +241,8 @@ def shortened(texts: Iterable[str]) -> dict[str, str]:
 def in_words(each: Found) -> str:
     """The state, and what is known of it."""
     due = "" if each.due_in is None else f", {in_units(each.due_in)}"
-    return f"{each.in_words}{due}"
+    depth = "" if each.queue_depth is None else f", {each.queue_depth} in {each.queue}"
+    return f"{each.in_words}{due}{depth}"
 
 
 def lives(each: Found, ever: str = "for ever") -> str:

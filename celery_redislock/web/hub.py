@@ -18,6 +18,7 @@ from ..errors import LockUnavailable
 from ..inspection.about import About
 from ..inspection.listener import TURNED_AWAY, Listener
 from ..inspection.locks import Found
+from ..inspection.queues import in_queues
 from ..inspection.why import why
 from ..protocol.holders import one_line
 from ..protocol.log import get_logger
@@ -25,7 +26,6 @@ from .counts import WINDOW
 from .look import Seen, look, look_at, look_back
 from .past import Past
 from .present import Present
-from .queues import unread
 
 logger = get_logger()
 
@@ -87,8 +87,8 @@ class Hub:
         self._viewers: set[Viewer] = set()
         self._past = Past(known.prefix)
         self._present = Present(self._past.counts.away)
-        #: The queues that nobody reads, as `queues.Unread` has them.
-        self._unread: list[dict[str, Any]] = []
+        #: The queues in which messages have waited for a while, as `queues.InQueue` has them.
+        self._queues: list[dict[str, Any]] = []
         #: What is told of all locks together, as of the last look.
         self._overall = self._all_together()
         self._seen: Seen | None = None
@@ -230,16 +230,18 @@ class Hub:
             logger.debug("redislock: %s", self._forgetful)
 
     async def _ask_queues(self, seen: Seen) -> None:
-        """Now and then, see which queues nobody reads. A broker that is away makes no look late."""
+        """Now and then, see how long queues are, and which nobody reads. A broker that is away
+        makes no look late.
+        """
         if time.monotonic() - self._asked_queues_at < LOOK_AT_QUEUES:
             return
         self._asked_queues_at = time.monotonic()
         try:
-            found = await asyncio.to_thread(unread, self._app, seen.found, seen.now)
+            found = await asyncio.to_thread(in_queues, self._app, seen.found, seen.now)
         except Exception as exc:  # whatever the broker's driver raises; the ear tells people
             logger.debug("redislock: who reads the queues is not known: %r", exc)
             found = []
-        self._unread = [dataclasses.asdict(each) for each in found]
+        self._queues = [dataclasses.asdict(each) for each in found]
 
     # -- telling ------------------------------------------------------------------------------
 
@@ -278,7 +280,8 @@ class Hub:
             "totals": past.counts.totals(),
             "gaps": past.gaps,
             "usual": past.usual.of_tasks(),
-            "unread": self._unread,
+            "queues": self._queues,
+            "unread": [each for each in self._queues if not each["is_read"]],
         }
 
     def _past_changes(self) -> dict[str, Any]:

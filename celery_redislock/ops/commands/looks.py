@@ -23,6 +23,7 @@ from ..command import (
 )
 from ..table import (
     ORDERS,
+    count_of,
     described,
     in_order,
     in_units,
@@ -30,11 +31,13 @@ from ..table import (
     moment,
     show_lines,
     summary,
+    tasks_table,
     waiting_table,
 )
 from ..terminal import named_values, paragraph
 
 if TYPE_CHECKING:
+    from ...inspection.locks import Found
     from ...inspection.rooms import Room, Waiting
     from ...tasks.target import Target
 
@@ -58,6 +61,12 @@ SHOWN: Final = 100
 @click.option("--reverse", is_flag=True, help="Reverse the order.")
 @click.option("--limit", type=click.IntRange(1), help="Show at most this many.")
 @click.option("--all", "all_", is_flag=True, help="Show locks, too, that were broken lately.")
+@click.option("--by-task", is_flag=True, help="Count the locks of each task, by state.")
+@click.option(
+    "--queues",
+    is_flag=True,
+    help="Ask the broker how many messages are in the queues of queued locks.",
+)
 @click.option("--wide", is_flag=True, help="Show all of it, however wide the terminal is.")
 @with_json
 @with_app
@@ -71,6 +80,8 @@ def list_(
     reverse: bool,
     limit: int | None,
     all_: bool,
+    by_task: bool,
+    queues: bool,
     wide: bool,
     as_json: bool,
 ) -> None:
@@ -80,20 +91,50 @@ def list_(
     from ...inspection.locks import chosen, snapshot
     from ..pick import require_task
 
+    if by_task and (queues or wide):
+        raise problem("--by-task counts the locks: it takes no --queues and no --wide")
     with those_that_answer(app) as server:
         every = snapshot(app, server)
         require_task(app, task, chosen(every, task))
         found = in_order(chosen(every, task, node, older), sort, reverse)
         found = [each for each in found if not states or each.state in states]
         all_ = all_ or "broken" in states
-        if as_json:
-            print_json([each.to_dict() for each in found[:limit]])
-            return
         listed = found if all_ else [each for each in found if each.state != "broken"]
-        shown = listed[:limit]
+        if by_task:
+            _show_tasks(listed, limit, as_json)
+            return
+        shown = (found if as_json else listed)[:limit]
+        shown = _with_depths(app, shown) if queues else shown
+        if as_json:
+            print_json([each.to_dict() for each in shown])
+            return
         show_lines(locks_table(shown, wide, colors=True))
         more = f", the first {len(shown)} shown" if len(shown) < len(listed) else ""
         click.echo(f"{summary(found, all_)}{more}")
+
+
+def _with_depths(app: Any, found: list[Found]) -> list[Found]:
+    """The locks with the lengths of their queues; without, if the broker does not tell."""
+    from ...inspection.queues import with_depths
+
+    try:
+        return with_depths(app, found)
+    except Exception as exc:  # whatever the broker's driver raises
+        show_lines(paragraph(f"Warning: the broker does not tell its queues: {exc!r}"), err=True)
+        return found
+
+
+def _show_tasks(found: Sequence[Found], limit: int | None, as_json: bool) -> None:
+    """Show how many locks each task has in each state, and how many tasks wait for them."""
+    from ...inspection.figures import by_task
+
+    tasks = dict(list(by_task(found).items())[:limit])
+    if as_json:
+        names = ("locks", "oldest_holder", "waiting", "untaken")
+        print_json([{"task": t, **{n: getattr(f, n) for n in names}} for t, f in tasks.items()])
+        return
+    show_lines(tasks_table(tasks))
+    click.echo(f"{count_of(len(tasks), 'task')}, {summary(found)}")
 
 
 # -- show and explain -------------------------------------------------------------------------

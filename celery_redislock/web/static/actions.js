@@ -1,4 +1,4 @@
-// What may be done: break a lock, drop those who wait for it, end its run. Each is shown first.
+// What may be done: break locks, drop those who wait for them, end a run. Each is shown first.
 import { clock, count, el, mark, plain, say, taskOf, what } from "./format.js";
 
 const SHOWN = 20;
@@ -6,7 +6,7 @@ let token = "", by = ""; // for as long as the page is open
 
 export function askToBreak(row, about) {
   const who = `Held by ${plain(row.task_id ?? "nobody yet")}${row.node ? ` on ${plain(row.node)}` : ""}. `;
-  ask(about, "Break this lock?", "Break the lock", "break", row, [
+  ask(about, "Break this lock?", "Break the lock", "break", [row], [
     el("p.note", {}, `${who}Its run is told that it lost the lock, and may go on for a while: the next one may overlap with it. `
       + "Only this holder loses the lock, nobody who takes it in the meantime."),
   ], () => "The lock is broken.");
@@ -14,23 +14,44 @@ export function askToBreak(row, about) {
 
 export function askToEnd(row, about) {
   const since = row.acquired_at ? `, since ${clock(row.acquired_at)}` : "";
-  ask(about, "End this run?", "End the run", "end", row, [
+  ask(about, "End this run?", "End the run", "end", [row], [
     el("p.note", {}, `${plain(row.task_id)} on ${plain(row.node ?? "an unknown node")}${row.pid ? `, process ${row.pid}` : ""}${since}. `
       + "Celery revokes the task and terminates its process: what it was doing is cut off, and its lock is freed. "
       + "Pools of threads cannot end a run."),
-  ], (done) => (done.answered.length ? `Told to ${count(done.answered.length, "worker")}.` : "No worker answered: is the broker reached from here?"));
+  ], ([done]) => (done.answered.length ? `Told to ${count(done.answered.length, "worker")}.` : "No worker answered: is the broker reached from here?"));
 }
 
 export function askToDrop(row, shown, about) {
-  const more = row.waiting - Math.min(shown.length, SHOWN);
-  ask(about, `Drop ${count(row.waiting, "task")}?`, "Drop them", "drop", row, [
-    el("p.note", {}, "They end as skipped, and do not run:"),
-    el("ol.preview", {}, ...shown.slice(0, SHOWN).map((text) => el("li", {}, text)), more > 0 ? el("li.more", {}, `and ${more.toLocaleString("en")} more`) : null),
-  ], (done) => `${count(done.dropped, "task")} dropped.`);
+  ask(about, `Drop ${count(row.waiting, "task")}?`, "Drop them", "drop", [row],
+    [el("p.note", {}, "They end as skipped, and do not run:"), preview(shown, row.waiting)], saidOfDrop);
 }
 
-// A dialog that shows what an action does, and asks who acts.
-function ask(about, title, verb, action, row, content, saidOf) {
+// The tasks that wait for these locks, one row for each.
+export function askToDropAll(rows, about) {
+  const all = rows.reduce((sum, row) => sum + row.waiting, 0);
+  ask(about, `Drop ${count(all, "task")} that ${all === 1 ? "waits" : "wait"} for ${count(rows.length, "lock")}?`, "Drop them", "drop", rows,
+    [el("p.note", {}, "They end as skipped, and do not run:"),
+      preview(rows.map((row) => `${nameOf(row)} · ${count(row.waiting, "waits", "wait")}`), rows.length)], saidOfDrop);
+}
+
+export function askToBreakAll(rows, about) {
+  ask(about, `Break ${count(rows.length, "lock")}?`, "Break them", "break", rows, [
+    el("p.note", {}, "Their runs are told that they lost the lock, and may go on for a while: the next ones may overlap with them. "
+      + "Only these holders lose their locks:"),
+    preview(rows.map((row) => `${nameOf(row)} · ${plain(row.task_id ?? "")} on ${plain(row.node)}`), rows.length),
+  ], (done) => `${count(done.length, "lock")} broken.`);
+}
+
+const nameOf = (row) => `${plain(taskOf(row) || "no task")} ${what(row)}`;
+const saidOfDrop = (done) => `${count(done.reduce((sum, each) => sum + each.dropped, 0), "task")} dropped.`;
+
+function preview(texts, all) {
+  const shown = texts.slice(0, SHOWN), more = all - shown.length;
+  return el("ol.preview", {}, ...shown.map((text) => el("li", {}, text)), more > 0 ? el("li.more", {}, `and ${more.toLocaleString("en")} more`) : null);
+}
+
+// A dialog that shows what an action does to the locks of these rows, and asks who acts.
+function ask(about, title, verb, action, rows, content, saidOf) {
   const dialog = document.getElementById("ordering");
   const name = el("input", { id: "by", autocomplete: "off", maxlength: 100 });
   const secret = el("input", { type: "password", autocomplete: "off", id: "token", required: "" });
@@ -41,14 +62,14 @@ function ask(about, title, verb, action, row, content, saidOf) {
   const submit = el("button.break", { type: "submit" }, verb);
   const names = about.asks_name ? [el("label", { for: "by" }, "Your name: the log and the holder are told"), name] : [];
   const form = el("form", {}, el("h2", { id: "ordering-title" }, title),
-    el("p", {}, el("strong", {}, plain(taskOf(row) || "no task")), " ", what(row)), ...content,
+    rows.length === 1 ? el("p", {}, el("strong", {}, plain(taskOf(rows[0]) || "no task")), " ", what(rows[0])) : null, ...content,
     ...names, el("label", { for: "token" }, "Token"), secret, said, el("div.buttons", {}, close, submit));
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     submit.disabled = true;
     token = secret.value;
     by = name.value.trim();
-    const [done, text] = await act(action, row, saidOf);
+    const [done, text] = await act(action, rows, saidOf, (text) => say(said, text));
     say(said, text);
     mark(said, "data-done", done);
     submit.disabled = false;
@@ -62,16 +83,31 @@ function ask(about, title, verb, action, row, content, saidOf) {
   (about.asks_name && !by ? name : token ? submit : secret).focus();
 }
 
-async function act(action, row, saidOf) {
+// One after another: each is refused for itself, if another run holds the lock by now.
+async function act(action, rows, saidOf, tell) {
+  const done = [];
+  let refused = "", goesOn = true;
+  for (const [place, row] of rows.entries()) {
+    if (rows.length > 1) tell(`${place + 1} of ${rows.length} …`);
+    const [status, said] = await order(action, row);
+    if (status === 200) done.push(said);
+    else refused = plain(said.error);
+    goesOn = status === 200 || status === 409;
+    if (!goesOn) break;
+  }
+  if (!refused) return [true, saidOf(done)];
+  return done.length ? [goesOn, `${saidOf(done)} Not all: ${refused}`] : [false, refused];
+}
+
+async function order(action, row) {
   try {
     const answer = await fetch(`api/locks/${action}`, {
       method: "POST",
       headers: { "content-type": "application/json", authorization: `Bearer ${token}` },
       body: JSON.stringify({ key: row.key, holder: row.holder ?? "", by }),
     });
-    const said = await answer.json();
-    return answer.ok ? [true, saidOf(said)] : [false, plain(said.error)];
+    return [answer.status, await answer.json()];
   } catch (error) {
-    return [false, plain(`no answer: ${error.message}`)];
+    return [0, { error: `no answer: ${error.message}` }];
   }
 }

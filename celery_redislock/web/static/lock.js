@@ -4,7 +4,7 @@ import { askToBreak, askToDrop, askToEnd } from "./actions.js";
 import { Lease, about, argumentsOf, whoWaits } from "./rows.js";
 import { Timeline, how, saidOf } from "./timeline.js";
 import { STATES } from "./states.js";
-import { isHeld, told } from "./trouble.js";
+import { depthOf, isHeld, told } from "./trouble.js";
 
 const MOST = 200;
 const LOOK_BACK = 10_000; // ms between two looks at the history
@@ -194,7 +194,7 @@ class Slot {
     const task = taskOf(row), usual = this.model.usual[task], warn = this.model.about.warn_after?.[task];
     const facts = { Arguments: argumentsOf(row), Task: row.task_id, Attempt: row.attempt || null, Node: row.node, Process: row.pid,
       Since: row.acquired_at && clock(row.acquired_at), Usually: usual && units(usual), "Warns after": warn && units(warn),
-      Fence: row.fence, "Replaced by": row.replaced_by, "Broken by": row.broken_by,
+      Queue: depthOf(row, this.model), Fence: row.fence, "Replaced by": row.replaced_by, "Broken by": row.broken_by,
       "Lost because": row.lost_because };
     const shown = Object.entries(facts).filter(([, value]) => value !== undefined && value !== null && value !== "");
     this.facts.replaceChildren(...shown.map(([name, value]) => {

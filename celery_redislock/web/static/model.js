@@ -13,7 +13,8 @@ export class Model {
   looked = false; // whether the rows are what somebody has seen
   connected = false; // to the page's server
   asOf = null; // when the last look was
-  unread = []; // queues that nobody reads
+  queues = []; // those in which messages have waited for a while
+  unread = []; // those of them that nobody reads
   gaps = []; // from when until when nobody looked
   usual = {}; // how many seconds the tasks' runs take
   #counted = { away: 0, lost: 0 };
@@ -54,6 +55,7 @@ export class Model {
     for (const id of message.dropped ?? []) this.#drop(id);
     this.gaps = message.gaps ?? this.gaps;
     this.usual = message.usual ?? this.usual;
+    this.queues = message.queues ?? this.queues;
     this.unread = message.unread ?? this.unread;
     this.#counted = message.totals ?? this.#counted;
     if (message.trouble !== undefined) this.trouble = message.trouble;
@@ -95,9 +97,9 @@ export class Model {
   // Whether this is the mark of calls that were skipped or refused.
   isAway = (item) => item.kind === "mark" && this.about.turned_away.includes(item.what);
 
-  // The queue that nobody reads in which the message waits that has this lock.
-  unreadOf = (row) => row.state === "queued" && this.unread.find((each) => each.task === row.task
-    && (row.queue ? each.queue === row.queue : !each.is_named));
+  // The queue in which the message waits that has this lock, if it has waited for a while; and that if nobody reads it.
+  queueOf = (row) => queueIn(this.queues, row);
+  unreadOf = (row) => queueIn(this.unread, row);
 
   // How many calls were skipped or refused in the window, as far as this lock's lane shows.
   turnedAway(name) {
@@ -145,3 +147,6 @@ export class Model {
 
   rowOf = (name) => this.locks().get(name)?.[0] ?? null;
 }
+
+const queueIn = (queues, row) => (row.state !== "queued" ? undefined : queues.find((each) => each.task === row.task
+  && (row.queue ? each.queue === row.queue : !each.is_named)));

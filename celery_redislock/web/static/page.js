@@ -1,11 +1,12 @@
 // The page: hears what the server tells, and shows it.
+import { askToBreakAll, askToDropAll } from "./actions.js";
 import { arrange, clock, count, el, mark, plain, say, setNoArguments, taskOf, zone } from "./format.js";
 import { LockPage } from "./lock.js";
 import { Model } from "./model.js";
 import { Rows } from "./rows.js";
 import { BEGIN, addressOf, matcher, readView } from "./search.js";
 import { SPANS, Timeline, legend, lines, setSpan } from "./timeline.js";
-import { rankOf } from "./trouble.js";
+import { isHeld, rankOf } from "./trouble.js";
 
 const at = (id) => document.getElementById(id);
 const model = new Model();
@@ -177,6 +178,19 @@ function showAll() {
   at("previous").disabled = shown === 0;
   at("next").disabled = shown === pages - 1;
   showLanes(matches, grouped);
+  at("drop-all").hidden = !(model.about.may_break && toDrop().length);
+  at("break-all").hidden = !(model.about.may_break && toBreak().length);
+}
+
+// What can be done to all that the list shows: of a task, to drop those who wait; of a node, to break what its runs hold.
+function toDrop() {
+  const matches = matcher(view, model);
+  return view.task ? [...model.locks().values()].map((each) => each.find(matches)).filter((row) => row?.waiting) : [];
+}
+
+function toBreak() {
+  const matches = matcher(view, model);
+  return view.node ? [...model.rows.values()].filter((row) => isHeld(row) && row.holder && matches(row)) : [];
 }
 
 // The lanes go to the locks that are in trouble, or that most happened to.
@@ -247,6 +261,8 @@ say(at("zone"), `All times: ${zone()}`);
 at("filter").addEventListener("submit", (event) => event.preventDefault());
 at("query").addEventListener("input", () => change({ q: at("query").value }));
 for (const name of ["task", "node", "order"]) at(name).addEventListener("change", (event) => change({ [name]: event.target.value }));
+at("drop-all").addEventListener("click", () => askToDropAll(toDrop(), model.about));
+at("break-all").addEventListener("click", () => askToBreakAll(toBreak(), model.about));
 at("previous").addEventListener("click", () => change({ page: String(Number(view.page) - 1) }));
 at("next").addEventListener("click", () => change({ page: String(Number(view.page) + 1) }));
 addEventListener("hashchange", () => { follow(); scrollTo(0, 0); });

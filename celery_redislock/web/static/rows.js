@@ -2,7 +2,7 @@
 import { arrange, clock, count, cut, el, href, inWords, mark, plain, say, shortId, tail, taskOf, units, what, wrap } from "./format.js";
 import { BEGIN, addressOf } from "./search.js";
 import { AWAITED, NO_LOCK, STATES } from "./states.js";
-import { isHeld, rankOf, silence, told } from "./trouble.js";
+import { depthOf, isHeld, rankOf, silence, told } from "./trouble.js";
 
 export const PER_PAGE = 20;
 const MOST_SLOTS = 5;
@@ -80,11 +80,12 @@ class Group {
   task = el("a.task");
   label = el("span.label");
   held = el("span.held");
+  depth = el("span.note");
   trouble = el("span.trouble");
   away = el("td.number", { "data-title": "Skipped, refused" });
   element = el("tr", { "data-state": "queued" }, el("th", { scope: "row" }, this.task, this.label),
     el("td", { "data-title": "State" }, el("span.state", { "data-state": "queued" }, "queued")),
-    el("td.since", { "data-title": "Held for" }, this.held, this.trouble),
+    el("td.since", { "data-title": "Held for" }, this.held, this.depth, this.trouble),
     el("td"), el("td.where"), el("td.behind"), this.away);
   elements = [this.element];
 
@@ -102,6 +103,7 @@ class Group {
   tick(model) {
     const now = model.now(), since = this.row.acquired_at;
     say(this.held, since === undefined ? "" : `up to ${units(now - since)}`);
+    say(this.depth, depthOf(this.row, model));
     say(this.trouble, told(this.row, model, now));
     mark(this.element, "data-trouble", rankOf(this.row, model, now) > 0);
   }
@@ -121,7 +123,7 @@ class Lock {
   #ages = [];
 
   update(rows, model) {
-    const shown = JSON.stringify([rows, model.usual[taskOf(rows[0])]]);
+    const shown = JSON.stringify(rows);
     if (shown === this.#shown) return;
     this.#shown = shown;
     const [row] = rows, seen = rows.slice(0, MOST_SLOTS);
@@ -159,12 +161,12 @@ class Line {
   state = el("span.state");
   trouble = el("span.trouble");
   held = el("span.held");
-  usual = el("span.note");
+  note = el("span.note");
   lease = new Lease();
   where = el("td.where", { "data-title": "Where" });
   cells = [
     el("td", { "data-title": "State" }, this.state),
-    el("td.since", { "data-title": "Held for" }, this.held, this.usual, this.trouble),
+    el("td.since", { "data-title": "Held for" }, this.held, this.note, this.trouble),
     el("td", { "data-title": "Lease" }, this.lease.element), this.where,
   ];
   element = el("tr");
@@ -175,15 +177,15 @@ class Line {
     mark(this.state, "data-state", row.state);
     mark(this.state, "title", STATES[row.state]);
     this.where.replaceChildren(...whereOf(row));
-    const usual = isHeld(row) && model.usual[taskOf(row)];
-    say(this.usual, usual ? `usually ${units(usual)}` : "");
     this.tick(model);
   }
 
   tick(model) {
     const now = model.now(), since = this.row.acquired_at;
     say(this.state, inWords(this.row, now));
+    const usual = isHeld(this.row) && model.usual[taskOf(this.row)];
     say(this.held, since === undefined ? "" : units(now - since));
+    say(this.note, usual ? `usually ${units(usual)}` : depthOf(this.row, model));
     if (since !== undefined) mark(this.held, "title", `since ${clock(since)}`);
     say(this.trouble, told(this.row, model, now));
     mark(this.element, "data-trouble", rankOf(this.row, model, now) > 0);

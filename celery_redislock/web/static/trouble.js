@@ -9,6 +9,12 @@ export const isHeld = (row) => RUNNING.includes(row.state);
 // Seconds since the holder's last heartbeat, if that is longer than it should be; else 0.
 export const silence = (row, now) => (row.state === "silent" ? now - (row.expires_at - row.ttl) : 0);
 
+// How long the queue is in which the row's message waits, if that is known.
+export const depthOf = (row, model) => {
+  const queue = model.queueOf(row);
+  return queue ? `${count(queue.messages, "message")} in ${plain(queue.queue)}` : "";
+};
+
 // Pairs of a rank and a text, the worst first. `model` has what is known of the tasks.
 export function troubles(row, model, now) {
   const found = [], silent = silence(row, now);

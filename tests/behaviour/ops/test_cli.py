@@ -103,6 +103,62 @@ def test_list_shows_each_lock_for_what_it_is(app, client, label):
     assert "2 waiting that no worker takes" in run(app, "watch", "--times", "1").output
 
 
+def test_list_counts_the_locks_of_each_task_by_state_and_what_waits_for_them(app):
+    every_state(app)
+    tasks = {each.pop("task"): each for each in listed(app, "--by-task")}
+    locks = {task: each["locks"] for task, each in tasks.items()}
+    assert locks == {
+        "sync": {"held": 2, "kept": 3},
+        "unique": {"queued": 1},
+        "several": {"held": 2},
+        "report": {"held": 1, "free": 1},
+        "unknown": {"foreign": 2},
+    }
+    waits = {task: (each["waiting"], each["untaken"]) for task, each in tasks.items()}
+    assert (waits["report"], waits["sync"], waits["several"]) == ((3, 2), (1, 0), (0, 0))
+    assert 3600 <= tasks["several"]["oldest_holder"] < 3700
+
+    head, *rows, summary = run(app, "list", "--by-task", "--sort", "waiting").output.splitlines()
+    assert head.split() == ["TASK", "LOCKS", "OLDEST", "WAIT", "UNTAKEN"]
+    words = rows[0].split()
+    assert (words[:5], words[-2:]) == (["report", "1", "held,", "1", "free"], ["3", "2"])
+    assert summary.startswith(f"{len(rows)} tasks, 12 locks, 2 waiting that no worker takes")
+    first = listed(app, "--by-task", "--state", "held", "--state", "kept", "--limit", "1")
+    assert [(each["task"], each["locks"]) for each in first] == [("several", {"held": 2})]
+    every = {each["task"]: each["locks"] for each in listed(app, "--by-task", "--all")}
+    assert every["sync"]["broken"] == 1
+    result = run(app, "list", "--by-task", "--queues")
+    assert (result.exit_code, "it takes no --queues" in result.output) == (1, True)
+
+
+def test_list_tells_how_long_the_queues_are_in_which_messages_keep_locks(redis_server, label):
+    app = make_app(redis_server.url, label, broker_url=f"{redis_server.url}/5")
+    default, own, empty = (f"{kind}-{label}" for kind in ("default", "own", "empty"))
+    app.conf.task_default_queue = default
+    for name in ("one", "two"):
+        app.tasks["unique"].delay(name)
+    app.tasks["unique"].apply_async(("three",), queue=own)
+    app.tasks["plain"].delay()  # another's message counts, too
+    take(app, "unique", "lost", queued=True, queue=empty)
+    take(app, "sync", "runs")
+
+    def depths(*more):
+        found = listed(app, *more)
+        return sorted((each["queue"] or "", each["queue_depth"]) for each in found)
+
+    assert depths("--queues", "--state", "queued") == sorted(
+        [(default, 3), (default, 3), (own, 1), (empty, 0)]
+    )
+    assert {depth for _, depth in depths()} == {None}, "the broker is not asked"
+    table = run(app, "list", "--queues").output
+    assert table.count(f"queued, 3 in {default}") == 2
+    app.conf.broker_url = f"redis://127.0.0.1:{free_port()}"
+    result = run(app, "list", "--queues")
+    assert result.exit_code == 0
+    assert "Warning: the broker does not tell its queues: " in result.output
+    assert "5 locks" in result.output
+
+
 def test_a_holder_that_does_not_extend_its_lock_is_silent(app, client):
     made = take(app, "sync", "dies")  # for 600 s: an extension is due after 200
     take(app, "sync", "lives")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 
 import pytest
 
@@ -11,6 +12,8 @@ from celery_redislock import AsyncRedisLock, Defer, LockUnavailable, RedisLock, 
 from tests.support.clusters import ClusterSet, url_of_quorum
 from tests.support.looking import (
     client_of,
+    end,
+    keep,
     lock_named,
     make_app,
     run,
@@ -22,7 +25,7 @@ from tests.support.servers import RedisServer, SentinelSet, free_port
 
 CHECKS = {
     *("tasks", "server", "version", "memory", "persistence", "replication", "rights"),
-    *("round trip", "time-outs", "clock", "prefix", "not taken"),
+    *("round trip", "time-outs", "clock", "prefix", "not taken", "runs"),
     *("max hold", "visibility", "limits", "redislock_tasks", "forgotten", "beat"),
 }
 
@@ -319,6 +322,52 @@ def test_tasks_that_no_worker_takes_are_told_with_what_to_do(client, redis_serve
     ((level, what),) = doctor(redis_server.url)["not taken"]
     assert level == "warning"
     assert what.startswith("3 tasks of 2 locks, such as ")
+
+
+def test_a_task_whose_last_runs_all_lost_their_lock_is_told(redis_server, label, doctor):
+    app = make_app(redis_server.url, label)
+
+    def ran(task, how, age):
+        lock = take(app, task, f"{how}-{age}", age=age, history=True)
+        if how == "lapsed":
+            client_of(app).delete(lock.key)
+        else:
+            end(app, lock, how, took=1.0)
+
+    for task, hows in {
+        "sync": ("succeeded", "lost", "lapsed", "lost"),
+        "report": ("lost", "lost", "lapsed", "failed"),
+        "account": ("lost", "lapsed"),
+    }.items():
+        for number, how in enumerate(hows):
+            ran(task, how, age=100 - number)
+    take(app, "sync", "runs", history=True)
+    assert doctor(redis_server.url)["runs"] == [
+        ("warning", "sync: none of its last 3 runs released its lock (lapsed, lost)")
+    ]
+    ran("sync", "succeeded", age=1)
+    assert doctor(redis_server.url)["runs"][0][0] == "ok"
+
+
+def test_a_task_that_is_skipped_for_hours_is_told_unless_it_ran_or_waits_on_purpose(
+    redis_server, label, doctor
+):
+    app, hour = make_app(redis_server.url, label), int(time.time() // 3600)
+    hangs = take(app, "sync", "x", age=4 * 3600, history=True)
+    skips = "".join(f"{hour - ago}:{ago + 10};" for ago in range(4))
+    client_of(app).hset(f"{hangs.bucket}:turned", "sync", skips)
+
+    def found(**options):
+        return doctor(redis_server.url, tasks={"sync": options} if options else None)["runs"]
+
+    told = "sync: 46 duplicates skipped or refused in 4 hours, and no run released its lock"
+    assert found() == [("warning", f"{told} meanwhile")]
+    keep(app, hangs, "cooling")
+    assert found()[0][0] == "ok", "it is kept for a pause"
+    client_of(app).delete(hangs.key)
+    assert found()[0][0] == "warning"
+    end(app, take(app, "sync", "y", age=2 * 3600 + 90, history=True))
+    assert found()[0][0] == "ok", "a run of another lock ended two hours ago"
 
 
 def test_a_task_that_waits_under_a_name_that_the_app_does_not_know_needs_no_other_prefix(

@@ -162,6 +162,7 @@ def answer(app: Celery, *command: str, codes: tuple[int, ...] = (0,)) -> str:
     [
         *("list", "list --all --sort lives", "list --wide --all --sort waiting", "list --older 1"),
         *("list --sort task", "list --node *", "list --task s*"),
+        *("list --by-task --all", "list --queues"),
         *("explain sync 5", "explain several 5", "doctor"),
         *("history --limit 100000", "history --wide --limit 100000", "history sync --since 1h"),
         *("history s*", "history no-such-task", "history sync 5", "history --skips"),

@@ -11,10 +11,10 @@ import time
 import pytest
 
 from celery_redislock.inspection.locks import snapshot
+from celery_redislock.inspection.queues import in_queues
 from celery_redislock.protocol import holders
 from celery_redislock.web import hub, look, serve, stream
 from celery_redislock.web.present import Present
-from celery_redislock.web.queues import unread
 from tests.support.looking import end, make_app, take
 from tests.support.site import Site, messages
 from tests.support.waiting import eventually
@@ -132,7 +132,8 @@ def test_a_queue_that_rabbitmq_knows_a_consumer_of_is_read(rabbitmq, redis_serve
         found = snapshot(app)
 
         def told(later=60.0):
-            seen = unread(app, found, time.time() + later)
+            seen = [each for each in in_queues(app, found, time.time() + later) if not each.is_read]
+            assert all(each.messages == 1 for each in seen)
             return [(each.task, each.queue, each.is_named, each.count) for each in seen]
 
         assert told() == [("unique", other, True, 1), ("unique", own, True, 1)]

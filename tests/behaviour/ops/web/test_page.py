@@ -219,6 +219,61 @@ def test_those_who_wait_are_dropped_and_a_run_is_ended_as_the_preview_says(page,
         expect(page.locator(".said")).to_contain_text("No worker answered")
 
 
+def test_what_waits_for_a_task_is_dropped_and_what_a_node_holds_is_broken_as_the_previews_say(
+    page, app, client
+):
+    for name in ("x", "y"):
+        take(app, "report", name, node="w@gone")
+        park(app, "report", name, f"behind-{name}")
+    park(app, "report", "y", "too")
+    stays = take(app, "sync", "stays", node="w@two")
+    kept = take(app, "unique", "sent", queued=True)
+    moves = take(app, "sync", "moves", node="w@gone")
+    preview = page.locator("#ordering")
+    drop, take_away = (page.locator(f"#{name}-all") for name in ("drop", "break"))
+
+    def confirm(verb):
+        if page.get_by_label("Token").input_value() == "":
+            page.get_by_label("Token").fill("not the token of it")
+            page.get_by_role("button", name=verb, exact=True).click()
+            expect(page.locator(".said")).to_have_text("the token is missing or wrong")
+            page.get_by_label("Token").fill(TOKEN)
+        page.get_by_role("button", name=verb, exact=True).click()
+
+    with opened(page, app):
+        page.locator("#task").select_option("report")
+        expect(page.locator("#rows tr")).to_have_count(2)
+        expect(drop).to_be_hidden()
+    with opened(page, app, TOKEN):
+        expect(page.locator("#rows tr")).to_have_count(5)
+        expect(drop).to_be_hidden()
+        page.locator("#task").select_option("sync")
+        expect(drop).to_be_hidden()
+        page.locator("#task").select_option("report")
+        drop.click()
+        expect(preview.get_by_role("heading")).to_have_text("Drop 3 tasks that wait for 2 locks?")
+        expect(preview.locator(".preview li")).to_have_count(2)
+        confirm("Drop them")
+        expect(page.locator(".said")).to_have_text("3 tasks dropped.")
+        page.get_by_role("button", name="Close").click()
+        expect(drop).to_be_hidden()
+
+        page.locator("#task").select_option("")
+        expect(take_away).to_be_hidden()
+        page.locator("#node").select_option("w@gone")
+        expect(page.locator("#rows tr")).to_have_count(3)
+        take_away.click()
+        expect(preview.get_by_role("heading")).to_have_text("Break 3 locks?")
+        expect(preview.locator(".preview li", has_text="sync")).to_contain_text(
+            "id-of-moves on w@gone"
+        )
+        client.delete(moves.key)
+        take(app, "sync", "moves", node="w@two", task_id="newer")
+        confirm("Break them")
+        expect(page.locator(".said")).to_have_text(re.compile("2 locks broken. Not all: not done"))
+    assert all(client.exists(each.key) for each in (stays, kept, moves))
+
+
 def test_a_preview_names_those_who_wait_though_it_is_asked_for_at_once(page, app):
     take(app, "report", "x")
     park(app, "report", "x", "one")
@@ -509,6 +564,7 @@ def test_what_waits_in_a_queue_is_one_row_and_a_queue_that_nobody_reads_is_named
         row = page.locator("#rows tr", has_text="unique")
         expect(row).to_contain_text("16 locks, kept for messages in a queue")
         expect(row).to_contain_text(f"no worker reads {own}")
+        expect(row).to_contain_text(f"15 messages in {own}")
         expect(page.locator("#lanes li")).to_have_count(1)
         told = page.locator("#unread li")
         expect(told).to_have_count(2)
@@ -519,6 +575,7 @@ def test_what_waits_in_a_queue_is_one_row_and_a_queue_that_nobody_reads_is_named
         row.locator("a").click()
         expect(page.locator("#count")).to_have_text("16 of 17 locks")
         expect(page.locator("#rows tr")).to_have_count(16)
+        expect(page.locator("#rows tr", has_text=f"1 message in {other}")).to_have_count(1)
         page.locator("#query").fill("")
         # A worker that reads the queue answers, and is busy.
         with app.connection_for_write() as connection, connection.channel() as channel:
@@ -533,6 +590,7 @@ def test_what_waits_in_a_queue_is_one_row_and_a_queue_that_nobody_reads_is_named
                         connection.drain_events(timeout=0.2)
         expect(told).to_have_count(0)
         expect(row).not_to_contain_text("no worker reads")
+        expect(row).to_contain_text(f"15 messages in {own}")
 
 
 def test_skipped_and_refused_count_alike_everywhere_and_replaced_ones_do_not(

@@ -1,17 +1,18 @@
-"""Which queues nobody reads: there wait messages that have their locks already, and hold these, or
-whose turn it is in a waiting room.
+"""The broker's queues in which messages wait that have their locks already, and hold these, or
+whose turn it is in a waiting room: how long they are, and which nobody reads.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final, TypeAlias
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
 
-from ..inspection.locks import Found
-from ..inspection.rooms import waiting
 from ..protocol.log import get_logger
+from .locks import Found
+from .rooms import waiting
 
 logger = get_logger()
 
@@ -24,8 +25,8 @@ ANSWERS: Final = 1.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Unread:
-    """Messages of one task in a queue that no worker reads.
+class InQueue:
+    """Messages of one task that wait in a queue.
 
     Attributes:
         task: the task's name.
@@ -33,6 +34,8 @@ class Unread:
         is_named: whether the messages name the queue; else it is the task's own.
         count: how many such messages are known.
         since: Unix time at which the first of them was sent, by the lock server's clock.
+        messages: how many messages are in the queue, of all tasks, as the broker counts them.
+        is_read: whether a worker reads the queue; an empty one counts as read.
     """
 
     task: str
@@ -40,11 +43,13 @@ class Unread:
     is_named: bool
     count: int
     since: float
+    messages: int
+    is_read: bool
 
 
-def unread(app: Any, found: Sequence[Found], now: float) -> list[Unread]:
-    """The queues that no worker reads, with the tasks whose messages wait there. Asks the broker
-    and the workers, and only if messages have waited for a while.
+def in_queues(app: Any, found: Sequence[Found], now: float) -> list[InQueue]:
+    """The queues in which messages have waited for a while. Asks the broker, and only if there are
+    such messages; and the workers, if the broker knows nobody who reads them.
 
     Args:
         app: the Celery app.
@@ -58,12 +63,30 @@ def unread(app: Any, found: Sequence[Found], now: float) -> list[Unread]:
     for task, queue, is_named, since in (*_kept(app, found), *_in_turn(app, found)):
         if queue is not None and since < now - WAITED:
             sent.setdefault((task, queue, is_named), []).append(since)
-    full = set(_without_consumers(app, {queue for _, queue, _ in sent})) if sent else set()
-    read = _read(app) if full else set()
+    told = _told(app, {queue for _, queue, _ in sent})
+    unread = {name for name, each in told.items() if each.messages and not each.consumers}
+    unread -= _read(app) if unread else set()
     return [
-        Unread(task, queue, is_named, len(times), min(times))
-        for (task, queue, is_named), times in sorted(sent.items())
-        if queue in full - read
+        InQueue(*which, len(times), min(times), told[which[1]].messages, which[1] not in unread)
+        for which, times in sorted(sent.items())
+    ]
+
+
+def with_depths(app: Any, found: Iterable[Found]) -> list[Found]:
+    """The same locks; with those that messages have, the queue and how many messages are in it.
+
+    Raises:
+        Exception: whatever the broker's driver raises.
+    """
+    found = list(found)
+    route = functools.cache(functools.partial(_route, app))
+    queues = {each.key: each.queue or route(each.task) for each in found if each.state == "queued"}
+    told = _told(app, {each for each in queues.values() if each is not None})
+    return [
+        each
+        if (queue := queues.get(each.key)) is None
+        else dataclasses.replace(each, queue=queue, queue_depth=told[queue].messages)
+        for each in found
     ]
 
 
@@ -103,17 +126,27 @@ def _route(app: Any, name: str) -> str | None:
     return str(queue.name)
 
 
-def _without_consumers(app: Any, queues: Iterable[str]) -> Iterator[str]:
-    """Those of these queues that have messages and, as far as the broker knows, no consumer."""
+class _Told(NamedTuple):
+    """What the broker tells of a queue. Some brokers know no consumers."""
+
+    messages: int = 0
+    consumers: int = 0
+
+
+def _told(app: Any, queues: Collection[str]) -> dict[str, _Told]:
+    """What the broker tells of these queues. A queue that is not there has no messages."""
+    told = dict.fromkeys(queues, _Told())
+    if not queues:
+        return told
     with app.connection_for_read() as connection:
         for name in sorted(queues):
-            with connection.channel() as channel:
-                try:
-                    queue = channel.queue_declare(name, passive=True)
-                except connection.channel_errors:  # there is no such queue
-                    continue
-                if queue.message_count and not queue.consumer_count:
-                    yield name
+            with (
+                contextlib.suppress(*connection.channel_errors),  # there is no such queue
+                connection.channel() as channel,
+            ):
+                queue = channel.queue_declare(name, passive=True)
+                told[name] = _Told(queue.message_count, queue.consumer_count)
+    return told
 
 
 def _read(app: Any) -> set[str]:
