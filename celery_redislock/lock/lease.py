@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..errors import LockUnavailable
 from ..protocol import past
-from ..protocol.calls import Release, acquire, hold, settle
+from ..protocol.calls import Release, acquire, give, hold, settle, take
 from ..protocol.claims import Acquired, Busy, Claim, Done, Extended, Extension, Settled
 from ..protocol.clock import clock
 from ..protocol.log import fields, get_logger
@@ -168,7 +168,7 @@ class Lease(Right):
             LockUnavailable: the server did not answer in time.
         """
         self.asked = True
-        call = acquire(self.claim, "try", again, note)
+        call = acquire(self.claim, "try", again, note) if again else take(self.claim, note)
         try:
             answer = self.server.run(call, hold_off=hold_off)
         finally:
@@ -212,7 +212,7 @@ class Lease(Right):
         if self.is_over or not self.asked or self.pid != os.getpid():
             return None
         release = self.to_release(release, how)
-        call = settle(self.claim, release)
+        call = give(self.claim, release)
         call.in_doubt, self.tried_to_release = self.tried_to_release, True
         try:
             # Without a fence we know of no acquisition, but only the reply may have got lost.
