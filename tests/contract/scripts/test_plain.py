@@ -18,6 +18,8 @@ from celery_redislock.protocol.exchange import Call
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.protocol.notes import ENDED, EXPECTS_RESULT
 from celery_redislock.servers import scripts
+from celery_redislock.servers.restarts import ServerWatch
+from celery_redislock.servers.talk import make_call
 from tests.contract.changed_scripts import rewritten
 from tests.support.servers import RedisServer
 
@@ -388,3 +390,15 @@ def test_a_release_that_is_known_not_to_be_plain_uses_the_whole_script_at_once()
     ):
         assert calls.give(claim, release).script == "settle"
     assert calls.give(claim, calls.Release(run_end="5|5|failed")).script == "give"
+
+
+def test_a_lost_answer_of_the_whole_script_leaves_the_call_in_doubt() -> None:
+    """The right must know that the server may have given the lock."""
+    call = calls.take(make_claim(random.Random(5), "plain"))
+    talk = make_call(ServerWatch(), call)
+    next(talk)
+    assert b"EVALSHA" in talk.send([None])[0]
+
+    with pytest.raises(TimeoutError):
+        talk.throw(TimeoutError())
+    assert call.in_doubt
