@@ -1,4 +1,5 @@
 -- Take a lock, or learn who has it. Idempotent: for the same token it replies "acquired" again.
+-- take.lua does the same where the case is plain.
 --
 -- KEYS  1 lock  2 fence counter of the bucket  3 waiters  4 done note of this attempt
 --       5 room: members in order  6 entries of the room  7 the bucket's rooms  8 deadlines  9 sent
@@ -10,7 +11,6 @@
 --       5 what happens if the lock is busy: "" the task may still run; else it ends without a run,
 --       and leaves a done note: "<ms to keep it>:<note>", or ":" for no note
 --       6 how many runs the bucket's history keeps; "0" if there is none
---       The plain case has no more:
 --       7 how: "try" once, "wait", "woken" after a wait, which may only have timed out, or "last"
 --         before giving up a wait
 --       8 "1" take the lock even if this attempt has run before
@@ -31,91 +31,22 @@
 local lock, counter, waiters, done_note, room, entries, rooms, deadlines, sent, ended = unpack(KEYS)
 local runs, history, turned = unpack(KEYS, 11)
 local slots = {lock, unpack(KEYS, 14)}
-local value, ttl, lock_id, entry_id, note_if_busy, runs_kept, how, again = unpack(ARGV)
-local waiter_ttl, kept_opening, parent, member = unpack(ARGV, 9)
-
-local RECORDS_OF_A_RUN = 3      -- in the history
-local CUT_AFTER = 48            -- records, before a list of runs is cut again
-local KEPT_FOR = 90 * 86400     -- seconds for which a task's runs are kept after the last one
-local RENEW_AFTER = 10 * 86400  -- seconds after which a list that is seldom cut is kept for longer
-
--- include values.lua
+local value, ttl, lock_id, entry_id, note_if_busy, runs_kept, how = unpack(ARGV)
+local again, waiter_ttl, kept_opening, parent, member = unpack(ARGV, 8)
 
 local task = string.match(runs, '^[^}]*}:history:(.*)$')
 local time = redis.call('TIME')
 
--- Redis's own condition decides: NX for a free slot, XX for a slot that is kept for us.
-local function take(slot, condition)
-  -- The time makes the fence rise if the counter is lost; the counter does if the clock goes back.
-  local micros = string.format('%06d', time[2])
-  local fence = time[1] .. micros
-  local number = tonumber(fence)
-  local least = (redis.call('GET', counter) or 0) + 1
-  local is_ahead = least > number
-  if is_ahead then
-    fence = string.format('%.0f', least)
-  end
-  local stored = acquired(value, fence, time[1], micros)
-  if not redis.call('SET', slot, stored, condition, 'PX', ttl) then
-    return nil
-  end
-  redis.call('SET', counter, fence)
-  if runs_kept ~= '0' then
-    local length = redis.pcall('RPUSH', runs, stored, lock_id)
-    if type(length) == 'number' and (length % CUT_AFTER < RECORDS_OF_A_RUN
-        or redis.call('PTTL', runs) < (KEPT_FOR - RENEW_AFTER) * 1000) then
--- include cut.lua
-    end
-  end
-  -- A number is the fastest reply to read.
-  return is_ahead and {'acquired', stored, fence} or number
-end
-
+-- include values.lua
+-- include notes.lua
 -- include runs.lua
 -- include turned.lua
-
--- The reply if somebody else has the slot, with this value.
-local function busy_with(slot, value, relation, now, offered)
-  local ms, note = string.match(note_if_busy, '^(%d+):(.*)$')
-  if ms and relation ~= 'own' and relation ~= 'earlier' and relation ~= 'newer' then
-    redis.pcall('SET', done_note, note, 'PX', ms)
-  end
-  if note_if_busy ~= '' and runs_kept ~= '0' and (relation == 'other' or relation == 'foreign') then
-    if type(value) == 'string' and value ~= '' then
-      value = count_for_run(slot, value)
-    end
-    count_for_task()
-  end
-  local text = relation ~= 'foreign' and value or ''
-  local left = redis.call('PTTL', slot)
-  -- A free slot is kept for the room; not for long.
-  return {'busy', text, left == -2 and 1000 or left, relation, now, unpack(offered or {})}
-end
-
-local has_one_slot = #slots == 1
--- A duplicate usually meets another task that has the lock.
-if has_one_slot and not how then
-  local current = redis.pcall('GET', lock)
-  if is_of_another_task(current, string.match(entry_id, '^(.*):'))
-      and redis.call('EXISTS', done_note) == 0 then
-    return busy_with(lock, current, 'other', time[1] * 1000 + math.floor(time[2] / 1000))
-  end
-end
--- Otherwise the lock is usually free, this attempt has not run before, and nobody else waits, in a
--- pool slot or in the room.
-if has_one_slot and redis.call('EXISTS', done_note, waiters, room) == 0 then
-  local reply = take(lock, 'NX')
-  if reply then
-    return reply
-  end
-end
-
-how, again, kept_opening, member = how or 'try', again == '1', kept_opening or '', member or ''
 -- include records.lua
 -- include entries.lua
 local opening = opening_of(token_of(value))
 local task_id, nesting, attempt = parts_of(entry_id)
 local publishes = task_id ~= ''
+again = again == '1'
 -- include room.lua
 
 -- A newer call may have its place by now; or it was put into the room just now, or is a copy.
@@ -123,7 +54,11 @@ if member == '' or state_of(member).id ~= entry_id then
   member = place_of(entry_id, '=' .. task) or entry_id
 end
 
-local function settled(slot, condition)
+local function take(slot)
+-- include taking.lua
+end
+
+local function settled(slot)
   -- Free memory first: a server that is out of memory refuses the other writes if they come first.
   if how ~= 'try' then
     redis.call('ZREM', waiters, opening)
@@ -132,7 +67,7 @@ local function settled(slot, condition)
   if has_room and task_id ~= '' then
     leave(member, entry_id)
   end
-  local reply = take(slot, condition)
+  local reply = take(slot)
   if has_room then
     set_due()
   end
@@ -179,7 +114,7 @@ if task_id ~= '' and not again and not kept then
   end
 end
 if kept then
-  return settled(slots[kept], 'XX')
+  return settled(slots[kept])
 end
 
 -- The reply if somebody else has the slot with this number, or comes before.
@@ -190,7 +125,22 @@ local function busy(i, relation, offered)
   elseif how == 'last' then
     redis.call('ZREM', waiters, opening)
   end
-  return busy_with(slots[i], redis.pcall('GET', slots[i]) or '', relation, now, offered)
+  local slot = slots[i]
+  local value = redis.pcall('GET', slot) or ''
+  local ms, note = string.match(note_if_busy, '^(%d+):(.*)$')
+  if ms and relation ~= 'own' and relation ~= 'earlier' and relation ~= 'newer' then
+    redis.pcall('SET', done_note, note, 'PX', ms)
+  end
+  if note_if_busy ~= '' and runs_kept ~= '0' and (relation == 'other' or relation == 'foreign') then
+    if type(value) == 'string' and value ~= '' then
+      value = count_for_run(slot, value)
+    end
+    count_for_task()
+  end
+  local text = relation ~= 'foreign' and value or ''
+  local left = redis.call('PTTL', slot)
+  -- A free slot is kept for the room; not for long.
+  return {'busy', text, left == -2 and 1000 or left, relation, now, unpack(offered or {})}
 end
 
 -- The reply if the holder is another run of this task, or of the task that replaced itself with
@@ -198,20 +148,20 @@ end
 local function met(i, slot, holder)
   local theirs = order(holder.nesting, holder.attempt)
   local is_own = task_id ~= '' and holder.task_id == task_id
-  local is_child = (parent or '') ~= '' and holder.task_id == parent and mine > theirs
+  local is_child = parent ~= '' and holder.task_id == parent and mine > theirs
   if holder.cooling or not (is_own or is_child) then
     return nil
   elseif mine > theirs then
     -- The lock is kept for us; or its holder missed a heartbeat: that run is dead or has given up.
     if holder.held or holder.queued
         or redis.call('PTTL', slot) < (tonumber(holder.ttl_ms) or tonumber(ttl)) / 2 then
-      return settled(slot, 'XX')
+      return settled(slot)
     end
     return busy(i, 'earlier')
   elseif mine < theirs then
     return not again and {'done', ENDED_NOTE, -1} or nil
   elseif holder.queued then
-    return settled(slot, 'XX')  -- kept for this message, though it has no token for it
+    return settled(slot)  -- kept for this message, though it has no token for it
   end
   if not string.find(current[i], REDELIVERED, 1, true) then
     current[i] = with(current[i], REDELIVERED)
@@ -243,7 +193,7 @@ end
 
 if free then
   if may_go(member) then
-    return settled(slots[free], 'NX')
+    return settled(slots[free])
   end
   local offered = publishes and offer() or nil
   if offered then
@@ -254,7 +204,7 @@ end
 if reserved then
   -- A task that does not wait may go first: no run holds the lock, so the task must not be refused.
   if how ~= 'wait' then
-    return settled(slots[reserved], 'XX')
+    return settled(slots[reserved])
   end
   return busy(reserved, 'reserved')
 end

@@ -15,6 +15,7 @@ local untaken, noted = {unpack(ARGV, 6, 5 + named)}, {unpack(ARGV, 6 + named)}
 local their_notes = {unpack(KEYS, 7)}
 
 -- include values.lua
+-- include notes.lua
 -- include runs.lua
 -- include records.lua
 -- include entries.lua

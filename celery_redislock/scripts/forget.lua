@@ -8,7 +8,7 @@ local done_note = KEYS[1]
 local done_notes = {done_note, unpack(KEYS, 2)}
 local most = ARGV[1]
 
--- include values.lua
+-- include notes.lua
 
 local forgotten = 0
 for _, each in ipairs(done_notes) do

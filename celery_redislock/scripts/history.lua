@@ -21,8 +21,9 @@ local function note_end(runs, ended, value)
   elseif string.find(value, REPLACED, 1, true) then
     ended = string.gsub(ended, 'terminated$', 'replaced')  -- the process may not know that yet
   end
-  if value and string.find(value, TURNED_AWAY, 1, true) then
-    ended = ended .. '|' .. string.match(value, TURNED_AWAY .. '(%d+)')
+  local _, last = string.find(value or '', TURNED_AWAY, 1, true)
+  if last then
+    ended = ended .. '|' .. string.match(value, '^(%d+)', last + 1)
   end
   redis.pcall('RPUSH', runs, ended)
 end

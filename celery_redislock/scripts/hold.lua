@@ -13,6 +13,7 @@ local slots = {lock, unpack(KEYS, 4)}
 local opening, value, ttl, done_ttl, run_end = unpack(ARGV)
 
 -- include values.lua
+-- include notes.lua
 -- include runs.lua
 -- include records.lua
 -- include history.lua

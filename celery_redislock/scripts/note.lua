@@ -7,6 +7,6 @@
 local _, done_note = unpack(KEYS)
 local note, ttl = unpack(ARGV)
 
--- include values.lua
+-- include notes.lua
 
 note_over(done_note, note, ttl)

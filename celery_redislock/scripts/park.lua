@@ -39,6 +39,7 @@ local AGAIN = 50  -- of so many replaced entries, one that asks again learns whi
 local limit, publishes = tonumber(most), true
 local time = redis.call('TIME')
 -- include values.lua
+-- include notes.lua
 -- include runs.lua
 -- include records.lua
 -- include entries.lua

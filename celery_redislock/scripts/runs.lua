@@ -20,19 +20,7 @@ end
 
 -- Whether this is the value of a run that has the lock, or had it last.
 local function is_run(value)
-  return token_of(value) and string.find(value, ',"fence":', 1, true) ~= nil
-end
-
--- The version of the values that we write. `protocol/holders.py` has the rule for others.
-local VERSION = 2
-
--- Whether another task has the lock. False also if only decoding the value could tell: JSON escapes
--- some characters of an id, and the value may be of another version.
-local function is_of_another_task(value, task_id)
-  local id = type(value) == 'string' and token_of(value)
-    and string.find(value, ',"v":' .. VERSION .. ',', 1, true)
-    and string.match(value, ',"task_id":"([^"\\]*)"')
-  return id and id ~= task_id
+  return is_under(value, '{"token":"') and string.find(value, ',"fence":', 1, true) ~= nil
 end
 
 -- The name of the task whose run has the lock; nil for a `RedisLock`.
@@ -41,11 +29,16 @@ local function task_of(value)
   return ok and type(record.task) == 'string' and record.task or nil
 end
 
+-- How many duplicates the run turned away, and the position behind which the value says so; or 0.
 local function turned_away_by(value)
-  return tonumber(string.match(value, TURNED_AWAY .. '(%d+)')) or 0
+  local _, last = string.find(value, TURNED_AWAY, 1, true)
+  return last and tonumber(string.match(value, '^(%d+)', last + 1)) or 0, last
 end
 
 local function with_one_more_turned_away(value)
-  local alone = string.gsub(value, TURNED_AWAY .. '%d+', '')
-  return with(alone, TURNED_AWAY .. (turned_away_by(value) + 1))
+  local count, last = turned_away_by(value)
+  if not last then
+    return with(value, TURNED_AWAY .. '1')
+  end
+  return string.sub(value, 1, last) .. (count + 1) .. string.match(value, '^%d*(.*)$', last + 1)
 end

@@ -1,5 +1,6 @@
 -- Settle what a delivery holds: its lock, the reservation that is kept for it, and its place in the
--- waiting room. Safe to call twice, late, or if the delivery never held anything.
+-- waiting room. Safe to call twice, late, or if the delivery never held anything. give.lua does the
+-- same where the case is plain.
 --
 -- KEYS  1 lock  2 waiters  3 wake list  4 done note of this attempt
 --       5 fence counter of the bucket  6 room  7 the bucket's rooms  8 entries  9 deadlines
@@ -11,7 +12,6 @@
 --       6 the lock's id   7 "1" the caller can publish a task, "0" it cannot
 --       8 the run's end, for the history: "<fence>|<ms>|<how>", or only "<how>" if this script adds
 --       the rest; "" for none
---       The plain case has no more:
 --       9 "1" an extension may still be on its way: it must not take the lock again
 --       10 ms since the acquisition until which the lock stays taken, or "0"
 --       11 ms from now for which it does, or "0"
@@ -25,8 +25,16 @@ local slots = {lock, unpack(KEYS, 13)}
 local opening, note, always, done_ttl, reserve_for, lock_id, can_publish, run_end = unpack(ARGV)
 local stray, min_hold, pause, leaver, leavers_id = unpack(ARGV, 9)
 
+local time = redis.call('TIME')
+local publishes = can_publish == '1'
+
 -- include values.lua
+-- include notes.lua
+-- include runs.lua
+-- include records.lua
 -- include history.lua
+-- include entries.lua
+-- include room.lua
 
 local slot, current = slot_under(opening)
 -- If the lock is gone, it no longer says whether a copy was seen: assume so.
@@ -45,23 +53,8 @@ local function leave_note()
   end
 end
 
--- Usually nobody waits, and the lock need not stay taken.
-if slot and not stray and redis.call('EXISTS', waiters, room) == 0 then
-  redis.call('DEL', slot)
-  leave_note()
-  note_end(runs, run_end, current)
-  return 1
-end
-
-local time = redis.call('TIME')
--- include runs.lua
--- include records.lua
--- include entries.lua
-local publishes = can_publish == '1'
--- include room.lua
-
 local function rest_of_min_hold()
-  local ms = tonumber(min_hold) or 0
+  local ms = tonumber(min_hold)
   local since = ms > 0 and acquired_at(current)
   -- Never longer than `min_hold`: the clock may have been set back meanwhile.
   return since and math.min(math.ceil(since * 1000 + ms - now), ms) or 0
@@ -71,7 +64,7 @@ if run_end ~= '' and not string.find(run_end, '|', 1, true) then
   run_end = slot and ended_now(current, run_end, time) or ''
 end
 
-local leaves = (leaver or '') ~= ''
+local leaves = leaver ~= ''
 if leaves then
   leave(leaver, leavers_id)
 end

@@ -8,7 +8,6 @@
 local lock, runs, turned = unpack(KEYS)
 local slots = {lock, unpack(KEYS, 4)}
 local fence = ARGV[1]
-local task = string.match(runs, '^[^}]*}:history:(.*)$')
 
 -- include values.lua
 -- include runs.lua

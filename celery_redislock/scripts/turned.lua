@@ -1,13 +1,15 @@
 -- Part of other scripts, after runs.lua: counts a duplicate that ends without a run, for its
 -- task and hour, and for the run that has the lock. `protocol/past.py` reads the counts.
 --
--- Needs the locals `task`, the duplicate's task; `runs`, the key of this task's runs, see
--- history.lua; `turned`; and `time`, TIME's reply. Each bucket has this key:
+-- Needs the locals `runs`, the key of the duplicate's task's runs, see history.lua; `turned`; and
+-- `time`, TIME's reply. Each bucket has this key:
 --   turned   task -> "<hours since 1970>:<duplicates>;" for each hour with any, newest first
 
 local HOURS_KEPT = 48
 local LENGTH_KEPT = 16 * HOURS_KEPT  -- nobody reads an hour that this cuts in two
 local LAST_RECORDS = 24              -- among these is the end of a run that ended just now
+
+local task = string.match(runs, '^[^}]*}:history:(.*)$')
 
 local function count_for_task()
   local hour = string.format('%.0f', math.floor(time[1] / 3600))

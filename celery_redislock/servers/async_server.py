@@ -90,15 +90,10 @@ class OnConnections(AsyncServer):
 
     async def run(self, call: Call[T], *, once: bool = False, hold_off: float | None = None) -> T:
         replicas = self._server.min_replicas if call.takes else 0
-        while True:
-            key, ttl = call.keys[0], call.ttl
-            sent_at, reply = await self._persist(
-                *(key, ttl, once, hold_off, call.undo, make_call, call, replicas)
-            )
-            wider = call.wider and call.wider(reply)
-            if not wider:
-                return call.read(reply, sent_at)
-            call = wider
+        sent_at, reply = await self._persist(
+            *(call.keys[0], call.ttl, once, hold_off, call.undo, make_call, call, replicas)
+        )
+        return call.read(reply, sent_at)
 
     async def ask(self, query: Query[T]) -> T:
         key, ttl = query.key, query.ttl

@@ -65,18 +65,14 @@ class Server(ABC):
         replicas = (self.min_replicas,) if call.takes and self.min_replicas else ()
         began, tries = clock(), None
         # Not by `_persist`: one call fewer here, see `tests/behaviour/test_costs.py`.
+        key, ttl = call.keys[0], call.ttl
         while True:
-            key, ttl = call.keys[0], call.ttl
             try:
                 sent_at, reply = self.exchange(key, ttl, purpose, make_call, call, *replicas)
+                return call.read(reply, sent_at)
             except (HeldOff, LockUnavailable) as exc:
                 tries = tries or Tries(self, key, ttl, once, hold_off, began)
                 time.sleep(tries.pause_after(exc))
-                continue
-            wider = call.wider and call.wider(reply)
-            if not wider:
-                return call.read(reply, sent_at)
-            call, began, tries = wider, clock(), None
 
     @abstractmethod
     def run_all(

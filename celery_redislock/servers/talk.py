@@ -78,27 +78,30 @@ LEAVE: Final[Request] = (b"", 0, 0.0)
 def make_call(
     watch: ServerWatch, call: Call[Any], min_replicas: int = 0
 ) -> Talk[tuple[float, Any]]:
-    """When the call was sent, on `clock`, and the reply.
+    """When the call was sent, or the wider one in its place, on `clock`; and the reply.
 
     Raises:
         Unconfirmed: fewer than `min_replicas` have confirmed that the lock was taken.
     """
-    if call.takes and watch.changed_at is not None:
-        watch.admit(call.ttl)
-    sent_at = clock()
+    asked, was_in_doubt = call, call.in_doubt
     wait = _wait(call, min_replicas) if min_replicas else b""
     count = 2 if wait else 1
-    was_in_doubt, call.in_doubt = call.in_doubt, True
-    replies = yield packed(call) + wait, count, 0.0
-    if isinstance(replies[0], NoScriptError):
-        replies = yield packed_text(call) + wait, count, 0.0
-    call.in_doubt = was_in_doubt
-    reply = replies[0]
-    if wait:
-        reply = _confirmed(call, replies, min_replicas)
-    elif isinstance(reply, ResponseError):
-        raise reply
-    return sent_at, reply
+    while True:
+        if call.takes and watch.changed_at is not None:
+            watch.admit(call.ttl)
+        sent_at, asked.in_doubt = clock(), True
+        replies = yield packed(call) + wait, count, 0.0
+        if isinstance(replies[0], NoScriptError):
+            replies = yield packed_text(call) + wait, count, 0.0
+        asked.in_doubt, reply = was_in_doubt, replies[0]
+        if wait:
+            reply = _confirmed(call, replies, min_replicas)
+        elif isinstance(reply, ResponseError):
+            raise reply
+        wider = call.wider and not isinstance(reply, int) and call.wider(reply)
+        if not wider:
+            return sent_at, reply
+        call = wider
 
 
 def make_calls(watch: ServerWatch, calls: Sequence[Call[Any]]) -> Talk[tuple[float, list[Any]]]:
@@ -129,7 +132,9 @@ def _confirmed(call: Call[Any], replies: Sequence[Any], min_replicas: int) -> An
         if isinstance(each, ResponseError):
             raise each
     reply, confirmed = replies
-    if confirmed < min_replicas and isinstance(call.read(reply, 0.0), Acquired | Reserved):
+    if reply is None or confirmed >= min_replicas:
+        return reply
+    if isinstance(call.read(reply, 0.0), Acquired | Reserved):
         raise Unconfirmed(f"{confirmed} of {min_replicas} replicas confirmed")
     return reply
 

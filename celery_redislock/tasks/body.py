@@ -124,7 +124,9 @@ def how_to_release(facts: Facts, state: State, lease: Lease, ran: Ran) -> Releas
         return Release(note, copies)
     pauses = facts.options.lock_pause is not None or lease.pause_for is not None
     pause = _pause(facts, lease, ran) if pauses else 0.0
-    return Release(note, copies, _min_hold(facts, ran), pause=pause)
+    # Behind one that comes from the room, there are mostly others.
+    behind = state.message.parked
+    return Release(note, copies, _min_hold(facts, ran), pause=pause, others_wait=behind)
 
 
 def _is_retried_by_worker(facts: Facts) -> bool:

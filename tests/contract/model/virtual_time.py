@@ -177,7 +177,9 @@ class WeatheredStore(Node):
         return super().exchange(key, ttl, purpose, begin, *question)
 
     def _on_its_way(self, begin: Callable[..., Any], *question: Any) -> Any:
-        """Ask, and the model once: the script may have to be sent again with its text."""
+        """Ask, and the model once: the script may have to be sent again with its text, or the whole
+        one after the short one, which has then done nothing.
+        """
         way = self.way
         talk = begin(*question)
         request = next(talk)
@@ -186,7 +188,8 @@ class WeatheredStore(Node):
         try:
             while True:
                 replies = yield request
-                if not any(isinstance(each, NoScriptError) for each in replies):
+                is_short = begin is make_call and replies[0] is None
+                if not is_short and not any(isinstance(each, NoScriptError) for each in replies):
                     way.after()  # before the asker has it: it may be lost
                 request = talk.send(replies)
         except StopIteration as end:

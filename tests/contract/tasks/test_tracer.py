@@ -23,6 +23,8 @@ from tests.support.interrupts import each_place
 
 #: What is asked of the server: scripts, and queries.
 STEPS = ("acquire", "settle", "hold", "query", "park")
+#: The short scripts are asked first.
+SHORT = {"take": "acquire", "give": "settle"}
 #: How a run ends, and the state that it has in Celery then.
 EXITS = {
     "return": "SUCCESS", "raise": "FAILURE", "ignore": "IGNORED", "reject": "REJECTED",
@@ -96,7 +98,8 @@ def break_step(monkeypatch: pytest.MonkeyPatch, step: str, fault: Exception) -> 
     run = Server.run
 
     def fails(server: Server, asked: Any, **options: Any) -> Any:
-        if getattr(asked, "script", "query") == step:
+        script = getattr(asked, "script", "query")
+        if step in (script, SHORT.get(script)):
             raise fault
         return run(server, asked, **options)
 

@@ -244,6 +244,10 @@ class Witness:
 
     def _hears(self, call: Call, reply: Any, sent_at: float) -> None:
         asked = self._asked.pop(_question(call), sent_at)
+        if reply is None and call.script in ("acquire", "settle"):
+            # The case is not plain, and nothing was done: it asks again, by the whole script.
+            self._asked[_question(call)] = asked
+            return
         lock = name_of(call.keys[0]) if call.keys else ""
         if call.script == "acquire":
             self._hears_of_acquire(call, reply, asked, sent_at)

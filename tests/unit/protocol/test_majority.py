@@ -23,13 +23,16 @@ CLAIM = Claim(lock_keys("p", "name"), "token", 30.0, '{"token":"token"}')
 
 @pytest.mark.parametrize("how", ["wait", "woken", "last"])
 def test_a_waiter_asks_as_one_does_that_asks_once(how) -> None:
-    # `again` makes it give all its arguments, too.
-    once = calls.acquire(CLAIM, "try", again=True)
-    asked = calls.without_waiters(calls.acquire(CLAIM, how, again=True))
-    assert asked.args == once.args
-    assert asked.keys == once.keys
-    plain = calls.acquire(CLAIM)
-    assert calls.without_waiters(plain) is plain
+    once = calls.acquire(CLAIM, "try")
+    asked = calls.without_waiters(calls.acquire(CLAIM, how))
+    assert (asked.args, asked.keys) == (once.args, once.keys)
+
+
+def test_one_that_will_wait_asks_no_server_in_a_way_that_lists_it() -> None:
+    asked = calls.without_waiters(calls.take(CLAIM, waits=True))
+    assert (asked.script, asked.args) == ("acquire", calls.acquire(CLAIM, "try").args)
+    once = calls.take(CLAIM)
+    assert calls.without_waiters(once) is once
 
 
 def test_an_extension_that_retakes_is_one_with_the_highest_counter() -> None:

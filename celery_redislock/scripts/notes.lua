@@ -1,0 +1,27 @@
+-- Part of other scripts: a done note, as text. `protocol/notes.py` is the same in Python;
+-- tests/contract/scripts/test_formats.py compares the two.
+
+-- How a done note begins: the attempt must not run, since another task replaced it; or it is over.
+local REPLACED_NOTE, ENDED_NOTE = 'r', '0'
+-- A lasting note begins with this: it stays after the ack, since there may be another copy.
+local LASTING = '+'
+
+-- The same note as a lasting one.
+local function lasting(note)
+  return string.sub(note, 1, 1) == LASTING and note or LASTING .. note
+end
+
+-- Whether an attempt's done note says that another task replaced it.
+local function says_replaced(key)
+  return string.sub(redis.call('GET', key) or '', 1, 1) == REPLACED_NOTE
+end
+
+-- Leave this note of an attempt that is over. What was replaced stays noted as replaced, whatever
+-- becomes of its copies: one that came earlier must not take its successor's place in the room.
+local function note_over(key, note, ttl)
+  if says_replaced(key) then
+    redis.call('PEXPIRE', key, ttl)
+  else
+    redis.call('SET', key, note, 'PX', ttl)
+  end
+end
