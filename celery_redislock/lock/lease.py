@@ -258,9 +258,11 @@ class Lease(Right):
         self.unanswered += heartbeat.discard(self, wait)
         self.is_released = True
         # `_replace` takes thrice as long.
-        note, always, min_hold, _, leaves, publishes, _, *more = release
+        note, always, min_hold, _, leaves, publishes, _, pause, others = release
         stray = self.unanswered > 0
-        return Release(note, always, min_hold, stray, leaves, publishes, self.end(how), *more)
+        return Release(
+            note, always, min_hold, stray, leaves, publishes, self.end(how), pause, others
+        )
 
     def leave_at_end(self, heir: Heir) -> None:
         """Note that the lock is left to this message when the run ends."""

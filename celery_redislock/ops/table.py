@@ -147,7 +147,7 @@ def tasks_table(tasks: Mapping[str, Figures]) -> list[str]:
         for task, each in tasks.items()
     ]
     in_trouble = (
-        each.untaken or any(map(each.locks.__getitem__, IN_TROUBLE)) for each in tasks.values()
+        each.untaken or any(each.locks[state] for state in IN_TROUBLE) for each in tasks.values()
     )
     styles = [TROUBLE if each else "" for each in in_trouble]
     return grid(TASKS, rows, styles=styles) if rows else []

@@ -266,8 +266,8 @@ def test_a_right_that_counts_from_the_answer_is_found_out(connect, monkeypatch) 
 
 
 def test_an_extension_that_retakes_past_its_right_is_found_out(connect, monkeypatch) -> None:
-    def always(*arguments: Any) -> Extension:
-        return Extension(*arguments)._replace(retake=True)
+    def always(*arguments: Any, **more: Any) -> Extension:
+        return Extension(*arguments, **more)._replace(retake=True)
 
     monkeypatch.setattr(right, "Extension", always)
     assert is_found_out(connect, "held")
