@@ -85,9 +85,10 @@ def follow_up(
     app: Any, keys: LockKeys, ttl: float, reply: Settled | Busy | Parked | Free, by: str = ""
 ) -> None:
     """Do for other tasks what the server's answer leaves to be done: publish the one that is next,
-    end those that were replaced, look at the room again. In the background: the broker or the
-    result backend may hang, and the caller has a task to run, or locks to free. Errors are logged,
-    and others try again later.
+    end those that were replaced, look at the room again. Errors are logged, and others try again
+    later. In the background, as the broker or the result backend may hang, and the caller has a
+    task to run, or locks to free. One that was parked has neither: it ends those that it replaced
+    at once, which is faster than to have two threads of one process take turns.
 
     Args:
         app: the Celery app.
@@ -97,7 +98,11 @@ def follow_up(
         by: the id of the task that asked, which replaced others.
     """
     if isinstance(reply, Parked | Free) and reply.replaced:
-        housekeeper.add(partial(_end_all, app, keys, ttl, reply.replaced, by), most=0.0, talks=True)
+        end = partial(_end_all, app, keys, ttl, reply.replaced, by)
+        if isinstance(reply, Parked):
+            end()
+        else:
+            housekeeper.add(end, most=0.0, talks=True)
     if not isinstance(reply, Free) and reply.offered is not None:
         housekeeper.add(partial(_publish, app, keys, ttl, reply.offered), most=0.0, talks=True)
     due_in = reply.due_in if isinstance(reply, Settled | Parked) else None
