@@ -88,6 +88,9 @@ end
 -- those who are not in the room.
 local function may_go(member)
   local free = count_free()
+  if free == 0 then
+    return false
+  end
   local span, has_chance = someone_waits() and BESIDE_WAITERS or KEPT_FOR, opens_at(free) <= now
   local look = tonumber(redis.call('ZSCORE', rooms, lock_id) or 0)
   for _, other in ipairs(front()) do
