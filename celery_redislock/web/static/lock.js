@@ -192,7 +192,7 @@ class Slot {
     this.button.hidden = !(this.model.about.may_break && row.holder);
     this.end.hidden = this.button.hidden || !isHeld(row) || !row.task_id;
     const task = taskOf(row), usual = this.model.usual[task], warn = this.model.about.warn_after?.[task];
-    const facts = { Arguments: argumentsOf(row), Task: row.task_id, Attempt: row.attempt || null, Node: row.node, Process: row.pid,
+    const facts = { Arguments: argumentsOf(row), Says: row.description, Task: row.task_id, Attempt: row.attempt || null, Node: row.node, Process: row.pid,
       Since: row.acquired_at && clock(row.acquired_at), Usually: usual && units(usual), "Warns after": warn && units(warn),
       Queue: depthOf(row, this.model), Fence: row.fence, "Replaced by": row.replaced_by, "Broken by": row.broken_by,
       "Lost because": row.lost_because };

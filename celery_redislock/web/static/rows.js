@@ -185,7 +185,8 @@ class Line {
     say(this.state, inWords(this.row, now));
     const usual = isHeld(this.row) && model.usual[taskOf(this.row)];
     say(this.held, since === undefined ? "" : units(now - since));
-    say(this.note, usual ? `usually ${units(usual)}` : depthOf(this.row, model));
+    const note = usual ? `usually ${units(usual)}` : depthOf(this.row, model);
+    say(this.note, [this.row.description && plain(this.row.description), note].filter(Boolean).join(" · "));
     if (since !== undefined) mark(this.held, "title", `since ${clock(since)}`);
     say(this.trouble, told(this.row, model, now));
     mark(this.element, "data-trouble", rankOf(this.row, model, now) > 0);

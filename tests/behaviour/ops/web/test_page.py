@@ -453,7 +453,7 @@ def test_every_text_can_be_read(browser, app, client, scheme):
 
 
 def test_what_comes_from_tasks_stays_text(page, app):
-    take(app, "account", HOSTILE, task_id=HOSTILE, node=HOSTILE)
+    take(app, "account", HOSTILE, task_id=HOSTILE, node=HOSTILE, description=HOSTILE)
     take(app, "account", "turned\u202eround\nand\x1b[2J", task_id="plain")
     with opened(page, app):
         row = page.locator("#rows tr", has_text="<script>")
@@ -463,6 +463,7 @@ def test_what_comes_from_tasks_stays_text(page, app):
         row.locator("a").click()
         expect(page.locator("#lock .title")).to_contain_text(HOSTILE)
         expect(page.locator("#lock dd").first).to_have_text(HOSTILE)
+        expect(page.locator("#lock dl div", has_text="Says").locator("dd")).to_have_text(HOSTILE)
         assert page.locator("img[src=x]").count() == 0
         assert page.locator("script").count() == 1, "the page's own"
         assert page.evaluate("window.hacked") is None
