@@ -287,8 +287,8 @@ def settle(claim: Claim, release: Release = Release()) -> Call[Settled]:  # noqa
     args = (
         *(claim.opening, notes.encode(note, claim.sent), int(always)),
         *(to_ms(claim.done_ttl), to_ms(RESERVE), of.lock_id, int(publishes), run_end),
-        *(int(stray), *(to_ms(each) if each else 0 for each in (min_hold, pause))),
-        *(leaves or ("", "")),
+        *(int(stray), to_ms(min_hold) if min_hold else 0, *(leaves or ("", ""))),
+        to_ms(pause) if pause else 0,
     )
     return Call("settle", keys, args, _settle_answer, claim.ttl, recurs=not claim.task_id)
 

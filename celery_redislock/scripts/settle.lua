@@ -14,16 +14,16 @@
 --       the rest; "" for none
 --       9 "1" an extension may still be on its way: it must not take the lock again
 --       10 ms since the acquisition until which the lock stays taken, or "0"
---       11 ms from now for which it does, or "0"
---       12 the member that leaves the room, or ""   13 the id of its entry, see entries.lua
--- Reply 1 given back | 0 not ours any more; or, if the room is not empty, or 12 is given:
+--       11 the member that leaves the room, or ""   12 the id of its entry, see entries.lua
+--       13 ms from now for which the lock stays taken, or "0"
+-- Reply 1 given back | 0 not ours any more; or, if the room is not empty, or 11 is given:
 --       {the same, ms until the next look at the room, and the entry to publish, if any: see room.lua}
 
 local lock, waiters, wake, done_note, counter, room, rooms, entries, deadlines, sent, ended = unpack(KEYS)
 local runs = unpack(KEYS, 12)
 local slots = {lock, unpack(KEYS, 13)}
 local opening, note, always, done_ttl, reserve_for, lock_id, can_publish, run_end = unpack(ARGV)
-local stray, min_hold, pause, leaver, leavers_id = unpack(ARGV, 9)
+local stray, min_hold, leaver, leavers_id, pause = unpack(ARGV, 9)
 
 local time = redis.call('TIME')
 local publishes = can_publish == '1'

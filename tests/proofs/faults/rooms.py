@@ -187,13 +187,16 @@ def unsaid(events: Iterable[Event]) -> list[Event]:
     may have been asked twice, and been in the room since the first time: whom that replaced, it
     was not told.
     """
-    events = list(events)
-    said = [e for e in events if e.kind in ("parked", "not parked") and e.said in _MAY_REPLACE]
-    slow = [
-        Event("parks", e.asked, {**e.fields, "answered": e.at})
-        for e in said
-        if e.at - e.asked > ONE_ANSWER
-    ]
+    events, slow = list(events), []
+    first: dict[tuple[str, int], Event] = {}
+    for event in events:
+        if event.kind == "parks":
+            first.setdefault((event.entry, event.pid), event)
+        elif event.kind in ("parked", "not parked"):
+            # It may be the answer to a later message's question, in another way.
+            asked = first.pop((event.entry, event.pid), event)
+            if event.said in _MAY_REPLACE and event.at - event.asked > ONE_ANSWER:
+                slow.append(Event("parks", event.asked, {**asked.fields, "answered": event.at}))
     return slow + _left_open(events, "parks", ("parked", "not parked"), lambda event: event.entry)
 
 

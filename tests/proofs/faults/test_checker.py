@@ -436,6 +436,9 @@ one that replaces nobody, and is answered at once | parked a 1 newest=t; parked 
     parked c 2.5 newest=t replaced=b; took c 3 | order and two wait
 one that came after the late answer, beside another one | parked b 2.3 newest=t asked=1.5; parked a
     2.4 newest=t; parked c 2.5 newest=t replaced=b; took c 3; took a 4 | two wait
+one replaces another, and is answered when it comes from the room | parked a 1 newest=t; parks b 1.5
+    newest=t; parked c 2.2 newest=t replaced=b; parked b 2.4 in_front=yes asked=1.5; took c 3;
+    took b 4 |
 one that hears of it at once | parked a 1 newest=t; parked b 2.3 newest=t said=older asked=2.25;
     parked c 2 newest=t replaced=b; took c 3 | order and two wait
 a retry beside a newer one | parked a 1 newest=t; parked b:0.1 2 in_front=yes; took b:0.1 3; took a
@@ -475,6 +478,9 @@ a replaced call leaves before that is said, asked at 2.8 | call first 1; call mi
     over=first; out middle 2.9; call last 2.95 over=middle asked=2.8; ran last 3.1 |
 a replaced call leaves before that is said, asked at 2.94 | call first 1; call middle 1.5
     over=first; out middle 2.9; call last 2.95 over=middle asked=2.94; ran last 3.1 | not quiet
+that is heard late, when the call comes from the room | call first 0.6; message lost value=x; parks
+    lost 2 newest==t quiet=0.5,2.0; call last 2.6 replaced=lost; ran last 2.7; parked lost 2.8
+    in_front=yes quiet=0.5,2.0 asked=2 | result
 nobody heard that a call replaced the one of 0.6 | call first 0.6; message lost value=x; parks lost
     2 newest==t quiet=0.5,2.0; call last 2.6 replaced=lost; ran last 2.7 | result
 nobody heard that a call replaced the one of 1.9 | call first 1.9; message lost value=x; parks lost
