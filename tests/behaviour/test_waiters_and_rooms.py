@@ -53,6 +53,28 @@ def test_waiters_in_all_slots_do_not_stop_what_waits_in_the_room(
     assert journal.overlaps(label) == []
 
 
+def test_tasks_that_wait_in_their_slots_run_in_the_order_in_which_they_came(
+    start_house, sender, own_redis, journal, label
+):
+    """While all are blocked: one that looks again, after five seconds, goes to the end."""
+    conf = {"redislock_url": f"{own_redis.url}/0"}
+    start_house(queues=label, concurrency=5, pool="threads", conf=conf)
+    holder = sender.send_task("waits_long", [label, "stand"], queue=label)
+    eventually(lambda: journal.read(label, "start"), "the holder runs")
+    sent = [holder]
+    with own_redis.client() as client:
+        for number in range(4):
+            sent.append(sender.send_task("waits_long", [label, 0.0], queue=label))
+            eventually(
+                lambda blocked=number + 1: client.info("clients")["blocked_clients"] == blocked,
+                "it waits",
+            )
+    journal.let_go(holder.id)
+    assert [each.get(timeout=20) for each in sent] == [label] * 5
+    ran = [entry.task_id for entry in journal.read(label, "start")]
+    assert ran == [each.id for each in sent]
+
+
 def test_a_waiter_does_not_keep_its_slot_from_the_retry_that_has_the_lock(
     start_house, sender, journal, label
 ):

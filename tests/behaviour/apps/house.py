@@ -33,6 +33,7 @@ TASKS: dict[str, dict[str, Any]] = {
         "lock_key": "shared:{label}",
     },
     "waits": {"on_conflict": Wait(), "lock_key": "shared:{label}"},
+    "waits_long": {"on_conflict": Wait(), "lock_ttl": 60},
     "retries_and_waits": {"on_conflict": Wait(), "lock_across_retries": "hold"},
     "forgets": {"on_conflict": Forgetful()},
     "settles": {"on_conflict": Debounce(quiet=60, max_wait=600)},

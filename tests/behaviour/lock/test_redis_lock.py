@@ -428,6 +428,35 @@ def test_outside_of_an_event_loop_nothing_is_said(lock, caplog) -> None:
 # -- waiting ----------------------------------------------------------------------------------
 
 
+WAITER = """
+client.incr("ready:" + name)
+while not client.exists(f"go:{name}:{number}"):
+    time.sleep(0.005)
+with RedisLock(url, name, ttl=60):
+    client.rpush("order:" + name, number)
+"""
+
+
+def test_processes_that_wait_are_served_in_the_order_in_which_they_came(
+    lock, script, client, label
+) -> None:
+    """While all are blocked: one that looks again, after five seconds, goes to the end."""
+    for number in range(6):
+        script(f"number = {number}\n{WAITER}")
+    eventually(lambda: client.get(f"ready:{label}") == "6", "all are ready")
+    holder = lock(ttl=60)
+    holder.acquire()
+    for number in range(6):
+        client.set(f"go:{label}:{number}", 1)
+        eventually(
+            lambda blocked=number + 1: client.info("clients")["blocked_clients"] == blocked,
+            "it waits",
+        )
+    holder.release()
+    eventually(lambda: client.llen(f"order:{label}") == 6, "all are served")
+    assert client.lrange(f"order:{label}", 0, -1) == list("012345")
+
+
 def test_a_waiter_that_died_keeps_nobody_else_waiting(lock, script, client) -> None:
     holder, other = lock(ttl=60), lock(ttl=60)
     holder.acquire()
