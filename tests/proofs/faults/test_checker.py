@@ -271,6 +271,10 @@ the clock goes forward | {HELD}; body 3.5 3.6 fence=8; fault 2.5 2.5 seconds=0.8
 a little forward | {HELD}; body 3.1 3.2 fence=8; fault 2.5 2.5 seconds=0.2 | held
 the clock goes back | {HELD}; body 3.1 3.2 fence=8; fault 2.5 2.5 seconds=-5.0 | held
 a run in the pause | {PAUSED}; released r 1.2 fence=990; body 1.5 1.6 | pause
+the clock goes forward in the pause | {PAUSED}; released r 1.2 fence=990; fault 1.3 1.3 seconds=0.6;
+    body 1.5 1.6 |
+the clock goes forward a little in the pause | {PAUSED}; released r 1.2 fence=990; fault 1.3 1.3
+    seconds=0.2; body 1.5 1.6 | pause
 a run after the pause | {PAUSED}; released r 1.2 fence=990; body 2 2.1 |
 no pause after a failure | {PAUSED} outcome=raised; released r 1.2 fence=990; body 1.5 1.6 |
 no pause for a loser | {PAUSED}; released r 1.2 fence=990 owned=no; body 1.5 1.6 |
