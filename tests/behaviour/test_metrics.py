@@ -260,7 +260,7 @@ def test_in_a_sender_nothing_is_counted_in_a_row(app, label):
     measured = make_task(app, lock_scope="queued")
     for _ in range(3):
         measured.delay(label)
-    labels = {"task": "measured", "outcome": "not sent"}
+    labels = {"task": "measured", "outcome": "not sent", "because": "run"}
     assert registry.get_sample_value("redislock_conflicts_total", labels) == 2
     name = "redislock_conflicts_in_a_row"
     assert registry.get_sample_value(name, {"task": "measured"}) is None

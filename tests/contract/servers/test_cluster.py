@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
 from collections import Counter
@@ -59,7 +60,7 @@ def names_on(servers: ClusterSet, label: str) -> dict[int, str]:
     """For each primary, by its port, the name of a lock in it."""
     found: dict[int, str] = {}
     for low, high, port in servers.ranges(servers.primaries()[0]):
-        names = (f"{label}-{number}" for number in range(100_000))
+        names = (f"{label}-{number}" for number in itertools.count())  # a range may be one slot
         found.setdefault(port, next(name for name in names if low <= slot_of(name) <= high))
     return found
 
