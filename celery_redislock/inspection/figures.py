@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from ..app.settings import app_locks
-from ..protocol.canonical import parts_of
+from ..protocol.canonical import task_in
 from ..protocol.holders import one_line
 from .history import last_successes
 from .locks import Found, Walk
@@ -93,7 +93,7 @@ def by_task(found: Iterable[Found]) -> dict[str, Figures]:
     figures: defaultdict[str, Figures] = defaultdict(Figures)
     seen: set[str] = set()
     for each in found:
-        task = figures[_shown(each.task or next(iter(parts_of(each.name) or ()), None))]
+        task = figures[_shown(each.task or task_in(each.name))]
         task.count(each)
         if each.name not in seen:  # a lock with several slots has one room
             task.waiting += each.waiting

@@ -11,7 +11,7 @@ from celery.utils.saferepr import saferepr
 from ..app.delivery import KEY
 from ..app.entries import CorruptEntry, Entry, NotOurs
 from ..app.settings import app_locks
-from ..protocol.canonical import parts_of
+from ..protocol.canonical import task_in
 from ..protocol.entries import (
     PENDING,
     arrived_at,
@@ -111,7 +111,7 @@ class Room(NamedTuple):
         """The first task's name. If tasks wait in pool slots only: the task in the lock's name."""
         if self.total:
             return self.waiting[0].task if self.waiting else None
-        return next(iter(parts_of(self.name) or ()), None)
+        return task_in(self.name)
 
     @property
     def state(self) -> State:

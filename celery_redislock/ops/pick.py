@@ -9,7 +9,7 @@ from ..app.settings import app_locks
 from ..inspection.history import OUTSIDE, PastRun, history
 from ..inspection.locks import Found, lock, matches, snapshot
 from ..inspection.rooms import waiting
-from ..protocol.canonical import parts_of
+from ..protocol.canonical import task_in
 from ..protocol.holders import Holder, one_line
 from ..protocol.keys import lock_keys
 from ..servers.server import Server
@@ -54,11 +54,7 @@ def of_task(app: Any, task: str) -> list[Found]:
     found = snapshot(app)
     awaited = {each.name: None for each in found if each.waiting}
     rooms = {room.name for room in waiting(app, awaited, 1) if room.total and room.task == task}
-    return [
-        each
-        for each in found
-        if task in (each.task, *(parts_of(each.name) or ())[:1]) or each.name in rooms
-    ]
+    return [each for each in found if task in (each.task, task_in(each.name)) or each.name in rooms]
 
 
 def require_task(app: Any, task: str | None, found: Collection[Any]) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from ..inspection.states import AWAITED, IN_TROUBLE, NO_LOCK, STATES
-from ..protocol.canonical import digest, parts_of
+from ..protocol.canonical import digest, parts_of, task_in
 from .terminal import (
     Column,
     by_cutting,
@@ -164,7 +164,7 @@ def _picked(row: Mapping[str, str], head: Iterable[str]) -> list[str]:
 
 def _row(each: Found, ids: Mapping[str, str], digests: Mapping[str, str]) -> dict[str, str]:
     holder = each.holder
-    task = each.task or next(iter(parts_of(each.name) or ()), "")
+    task = each.task or task_in(each.name) or ""
     return {
         "TASK": task or "-",
         "KEY": telling_of(each.name, task, holder.label if holder else None, digests),

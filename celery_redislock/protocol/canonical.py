@@ -197,3 +197,9 @@ def parts_of(name: str) -> tuple[str, str] | None:
     """The task and the digest in a lock's name, or None if the name is of another form."""
     match = re.fullmatch(_DIGEST_NAME, name)
     return (match[1], match[2]) if match else None
+
+
+def task_in(name: str) -> str | None:
+    """The task in a lock's name, or None if the name is of another form."""
+    parts = parts_of(name)
+    return parts and parts[0]
