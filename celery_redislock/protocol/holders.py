@@ -23,7 +23,8 @@ from typing import Any, Final
 
 #: The longest text from elsewhere that we log or list, in characters.
 LONGEST: Final = 1000
-#: The longest label, in characters. It is stored with each holder and each waiting task.
+#: The longest label, and the longest text that a run says of itself, in characters. The label is
+#: stored with each holder and each waiting task.
 LONGEST_LABEL: Final = 100
 
 
@@ -49,7 +50,9 @@ def escaped(text: str) -> str:
 
 
 def label_text(text: str) -> str:
-    """A lock's label as we store it: in one line, visibly cut if it is too long."""
+    """A lock's label, or what a run says of itself, as we store it: in one line, visibly cut if it
+    is too long.
+    """
     return cut(one_line(text[: LONGEST_LABEL + 1]), LONGEST_LABEL)
 
 
@@ -68,7 +71,7 @@ class Holder:
         ttl: seconds until the lock expires if the holder dies now; None if it never expires. A lock
             of ours always does.
         held_for_retry: no attempt is running; the lock is kept for the task's next attempt.
-        cooling_down: the run has ended; the lock is kept until `lock_min_hold` is over.
+        cooling_down: the run has ended; the lock is kept until the pause after it is over.
         queued: the task is not running yet; its message waits in the queue.
         replaced_by: the id of the task that waits for this run to end (`Replace`); or None.
         label: the lock's name for people, by `lock_label`, or of a `RedisLock`; or None.
@@ -234,7 +237,7 @@ def _successor(by: Any) -> Holder | None:
 
 def description_text(text: str) -> str:
     """What a body says of itself, as JSON. The scripts find the end of it by its two quotes."""
-    return f'"{_without_quotes(cut(one_line(text[: LONGEST_LABEL + 1]), LONGEST_LABEL))}"'
+    return f'"{_without_quotes(label_text(text))}"'
 
 
 def breaker_text(by: str) -> str:
