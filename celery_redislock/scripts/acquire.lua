@@ -34,7 +34,6 @@ local slots = {lock, unpack(KEYS, 14)}
 local value, ttl, lock_id, entry_id, note_if_busy, runs_kept, how = unpack(ARGV)
 local again, waiter_ttl, kept_opening, parent, member = unpack(ARGV, 8)
 
-local task = string.match(runs, '^[^}]*}:history:(.*)$')
 local time = redis.call('TIME')
 
 -- include values.lua

@@ -2,7 +2,7 @@
 -- task and hour, and for the run that has the lock. `protocol/past.py` reads the counts.
 --
 -- Needs the locals `runs`, the key of the duplicate's task's runs, see history.lua; `turned`; and
--- `time`, TIME's reply. Each bucket has this key:
+-- `time`, TIME's reply. It makes the local `task`. Each bucket has this key:
 --   turned   task -> "<hours since 1970>:<duplicates>;" for each hour with any, newest first
 
 local HOURS_KEPT = 48
