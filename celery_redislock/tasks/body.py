@@ -122,11 +122,9 @@ def how_to_release(facts: Facts, state: State, lease: Lease, ran: Ran) -> Releas
     note, copies = state.note_of(ran.note), state.may_have_copies
     if lease.replaced_by is not None:
         return Release(note, copies)
-    pauses = facts.options.lock_pause is not None or lease.pause_for is not None
-    pause = _pause(facts, lease, ran) if pauses else 0.0
+    min_hold, pause = _kept_for(facts, lease, ran)
     # Behind one that comes from the room, there are mostly others.
-    behind = state.message.parked
-    return Release(note, copies, _min_hold(facts, ran), pause=pause, others_wait=behind)
+    return Release(note, copies, min_hold, pause=pause, others_wait=state.message.parked)
 
 
 def _is_retried_by_worker(facts: Facts) -> bool:
@@ -157,21 +155,17 @@ def _is_held_for(facts: Facts, lease: Lease, retry: Retry) -> bool:
     return keys == facts.claim.keys
 
 
-def _min_hold(facts: Facts, ran: Ran) -> float:
-    """Seconds since the acquisition for which the lock is kept."""
+def _kept_for(facts: Facts, lease: Lease, ran: Ran) -> tuple[float, float]:
+    """For how many seconds the lock is kept: since the acquisition, and from now."""
     options = facts.options
     is_any = options.lock_min_hold_after == "any" and ran is not NOT_RUN and ran.retry is None
-    return (options.lock_min_hold or 0.0) if is_any or ran.how == past.SUCCEEDED else 0.0
-
-
-def _pause(facts: Facts, lease: Lease, ran: Ran) -> float:
-    """Seconds from now for which the lock is kept."""
+    min_hold = (options.lock_min_hold or 0.0) if is_any or ran.how == past.SUCCEEDED else 0.0
     if lease.pause_for is not None:
-        return lease.pause_for if ran.retry is None else 0.0
-    pauses = facts.options.lock_pause
-    if pauses is None or ran.how not in (past.SUCCEEDED, past.FAILED):
-        return 0.0
-    return pauses.success if ran.how == past.SUCCEEDED else pauses.failure
+        return min_hold, lease.pause_for if ran.retry is None else 0.0
+    if (pauses := options.lock_pause) is None:
+        return min_hold, 0.0
+    by_end = {past.SUCCEEDED: pauses.success, past.FAILED: pauses.failure}
+    return min_hold, by_end.get(ran.how, 0.0)
 
 
 def countdown_of(retry: Retry) -> float:

@@ -305,12 +305,11 @@ class Life:
         return answer
 
     def _park(self, question: Park) -> Answer:
-        facts, claim, before = self.facts, self.facts.claim, b""
-        if question.newest:
-            # The task is likely to replace that one: its done note can be named at once.
-            before = facts.parked_before.encode()
+        facts, claim = self.facts, self.facts.claim
+        # The task is likely to replace that one: its done note can be named at once.
+        before = facts.parked_before if question.newest else ""
         parking = act.parking_of(facts, self.state, self.request, question)
-        answer = facts.locks.server.run(park(claim, parking, [before] if before else []))
+        answer = facts.locks.server.run(park(claim, parking, [before.encode()] if before else []))
         waits = isinstance(answer, Parked)
         self._task._redislock_note_parked(claim.keys.lock_id, claim.entry_id if waits else "")
         return answer

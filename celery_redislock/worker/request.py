@@ -180,7 +180,7 @@ class LockRequest(Request):
         """Acknowledge the message, before or after its run. The run's done note may then go."""
         super().acknowledge()
         task = self.task
-        # Any other run leaves a note only if its message waited here: see `Facts.may_have_copies`.
+        # Any other run leaves a note only if its message waited here: see `Facts.may_be_copy`.
         if (
             task.hears_acks
             and not self._is_copy
