@@ -10,6 +10,8 @@ from typing import Any, Final
 
 from celery.exceptions import Ignore
 
+from ..protocol.checks import check_seconds
+
 
 class End(enum.Enum):
     """How a delivery ends. `passes_on`: what is kept for its message moves to the next message.
@@ -70,7 +72,8 @@ class Unlocked:
         """Nothing was locked, so nobody asks what the run is at."""
 
     def pause(self, seconds: float | timedelta) -> None:
-        """Nothing was locked, so nobody is kept waiting."""
+        """Nothing was locked, so nobody is kept waiting. It refuses what a lease refuses."""
+        check_seconds("lock.pause", "seconds", seconds)
 
     def __repr__(self) -> str:
         return "<no lock>"

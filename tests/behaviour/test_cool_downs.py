@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from celery_redislock import TaskSkipped
-from tests.behaviour.apps.house import TASKS
+from celery_redislock import ConfigError, SingletonTask, TaskSkipped
+from tests.behaviour.apps.house import TASKS, house
 from tests.behaviour.conftest import HOUSE
 from tests.support.waiting import eventually
 
@@ -89,3 +89,16 @@ def test_a_retry_of_a_body_that_asked_for_a_pause_has_the_lock_before_others(sen
     assert [first.get(timeout=20), second.get(timeout=20)] == [label, label]
     ids = [entry.task_id for entry in journal.read(label, "start")]
     assert ids == [first.id, first.id, second.id]
+
+
+@pytest.mark.parametrize("seconds", ["60", -1, None, float("nan")])
+def test_a_pause_that_is_no_time_is_refused_also_where_no_lock_is_taken(conf, label, seconds):
+    with house({**conf, "redislock_eager": True}) as app:
+
+        @app.task(base=SingletonTask, bind=True, shared=False, name="asks")
+        def asks(self, name):
+            self.lock.pause(seconds)
+
+        for run in (asks, lambda name: asks.apply((name,)).get()):
+            with pytest.raises(ConfigError, match=r"lock\.pause: seconds=.* must be a number of s"):
+                run(label)
