@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ..app.settings import app_locks
 from ..protocol.holders import one_line
 from ..protocol.keys import LockKeys, lock_keys, name_of
-from ..protocol.names import NO_HEADERS
+from ..protocol.names import NO_HEADERS, NoLock
 from .task import SingletonTask, locked_tasks
 
 
@@ -86,6 +86,8 @@ def keys_of_call(
     task = locked_task(app, name)
     try:
         return task.with_headers(headers).keys_of_call(args, kwargs)
+    except NoLock as exc:
+        raise TargetError(one_line(str(exc))) from exc
     except Exception as exc:  # a callable of the user's may raise anything
         raise TargetError(f"{one_line(name)}: {one_line(str(exc))}") from exc
 

@@ -15,6 +15,7 @@ from celery_redislock import RedisLock, SingletonTask, TaskSkipped
 from celery_redislock.operations import holders
 from tests.behaviour.apps.keyed import TASKS, job
 from tests.behaviour.looking import Room, starts
+from tests.support.looking import run
 from tests.support.waiting import eventually
 from tests.support.workers import make_app
 
@@ -163,6 +164,9 @@ def test_a_call_for_which_the_key_is_none_is_sent_without_a_reservation(own_task
     assert holders(task.app, [(task, (label, 0.0, "needs none"))]) == [None]
     with pytest.raises(ValueError, match="lock_key gives None for this call: it takes no lock"):
         task.lock_key_for(label, 0.0, "needs none")
+    explained = run(task.app, "explain", "some_are_unique", label, "0.0", "needs none")
+    said = "Error: some_are_unique: lock_key gives None for this call: it takes no lock"
+    assert said in explained.output.splitlines()
 
 
 def test_as_many_run_at_once_as_the_calls_own_limit_allows(send, hold_open, label):
