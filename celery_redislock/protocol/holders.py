@@ -75,7 +75,8 @@ class Holder:
         queued: the task is not running yet; its message waits in the queue.
         replaced_by: the id of the task that waits for this run to end (`Replace`); or None.
         label: the lock's name for people, by `lock_label`, or of a `RedisLock`; or None.
-        description: what the run's body says of itself, such as "page 3 of 40"; or None.
+        description: what the run's body says of itself, such as "page 3 of 40"; None if it says
+            nothing, or has ended.
     """
 
     task: str | None = None
@@ -198,7 +199,10 @@ def parse(
     by = record.get("by")
     successor = None if by is None else _successor(by)
     replaced_by = successor and successor.task_id
-    return Holder.from_dict({**record, "ttl": ttl, **flags, "replaced_by": replaced_by})
+    known = {**record, "ttl": ttl, **flags, "replaced_by": replaced_by}
+    if any(flags.values()):
+        known["description"] = None  # it is of a run that has ended
+    return Holder.from_dict(known)
 
 
 def successor_text(task: str, task_id: str) -> str:

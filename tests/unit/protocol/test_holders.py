@@ -214,3 +214,10 @@ def test_a_label_is_one_line_of_bounded_length(text) -> None:
     assert len(label) <= holders.LONGEST_LABEL
     assert label.isprintable()
     assert holders.label_text(label) == label
+
+
+@pytest.mark.parametrize("flag", ["held", "cooling", "queued"])
+def test_what_a_run_said_of_itself_is_not_said_of_a_lock_that_no_run_has(flag) -> None:
+    said = '"task_id":"a","description":"page 3 of 40"'
+    assert holders.parse(f'{{"token":"",{said}}}'.encode(), None).description == "page 3 of 40"
+    assert holders.parse(f'{{"token":"","{flag}":true,{said}}}'.encode(), None).description is None
