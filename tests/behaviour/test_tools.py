@@ -214,7 +214,7 @@ def test_a_check_in_of_a_tick_is_closed_if_it_ends_with_a_result_or_an_error(
     opened, holder = tick("stand")
     eventually(lambda: starts(journal, label, holder.id), "it holds")
     duplicate, result = tick()
-    eventually(lambda: f"{name}[{result.id}] " in tools.worker.log(), "it met the lock")
+    eventually(lambda: f"redislock: {name}[{result.id}] " in tools.worker.log(), "it met the lock")
     if name.startswith("coalesces"):
         tick()
         eventually(result.ready, "the next one has replaced it")

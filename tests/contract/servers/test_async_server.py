@@ -488,7 +488,8 @@ def test_what_was_cancelled_in_an_outage_is_given_back_after_it(own_redis, label
 
     async def main() -> None:
         locks = [AsyncRedisLock(own_redis.url, f"{label}-{n}", ttl=60) for n in range(200)]
-        assert all(await asyncio.gather(*(each.acquire(0) for each in locks)))
+        for each in locks:  # in turn: a busy machine may not connect 200 times in a call's time
+            assert await each.acquire(0)
         own_redis.stop()
         ends = [asyncio.create_task(each.release()) for each in locks]
         await asyncio.sleep(0.1)
