@@ -98,5 +98,4 @@ def kill_runner(workers: Iterable[Worker], journal: Journal, entry: Entry) -> No
     """Kill the worker that runs what this entry tells of, and its child that does."""
     (killed,) = [each for each in workers if entry.pid in each.children()]
     killed.signal(signal.SIGKILL)
-    os.kill(entry.pid, signal.SIGKILL)
-    journal.killed(entry)
+    journal.kill(entry)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import uuid
 
@@ -163,8 +162,7 @@ def test_rabbitmq_redelivers_after_a_killed_child_and_the_task_runs_again(
     start_worker(queues=queue, concurrency=1, conf={"broker_url": rabbitmq.url})
     result = send_by_rabbit("late", label, 3.0)
     entry = journal.await_start(label, result.id)
-    os.kill(entry.pid, signal.SIGKILL)
-    journal.killed(entry)
+    journal.kill(entry)
     assert eventually(lambda: journal.read(label, "start")[1:], "it runs again")
     assert journal.count(label, "start") == 2
     eventually(lambda: journal.count(label, "end") == 1, "it ended")

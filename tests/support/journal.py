@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -62,11 +63,16 @@ class Journal:
     def count(self, label: str, event: str) -> int:
         return len(self.read(label, event))
 
-    def killed(self, entry: Entry) -> None:
-        """Write down that this run's process is dead, as far as we know."""
-        end = Entry(
-            "killed", entry.label, entry.task_id, entry.retries, entry.pid, time.monotonic()
-        )
+    def kill(self, entry: Entry) -> None:
+        """Kill this run's process. It counts as dead from now: the next run may begin at once."""
+        at = time.monotonic()
+        os.kill(entry.pid, signal.SIGKILL)
+        self.killed(entry, at)
+
+    def killed(self, entry: Entry, at: float | None = None) -> None:
+        """Write down that this run's process is dead since this time; None: as far as we know."""
+        at = time.monotonic() if at is None else at
+        end = Entry("killed", entry.label, entry.task_id, entry.retries, entry.pid, at)
         self._client.rpush(f"journal:{entry.label}", json.dumps(asdict(end)))
 
     def overlaps(self, label: str) -> list[tuple[Entry, Entry]]:

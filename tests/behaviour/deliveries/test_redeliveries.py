@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 
 import pytest
@@ -82,8 +81,7 @@ def test_what_was_replaced_stays_replaced_when_its_message_comes_back(
     victim = started()
     newer = sender.send_task("replaced_late", [label, seconds], queue=shared)
     eventually(lambda: journal.count(label, "told"), "it is told to end")
-    os.kill(victim.pid, signal.SIGKILL)
-    journal.killed(victim)
+    journal.kill(victim)
     await_end(older, newer)
     assert journal.overlaps(label) == []
 
