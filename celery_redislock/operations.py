@@ -1,4 +1,4 @@
-"""`celery redislock` from Python: list locks, break them, drop waiting tasks.
+"""`celery redislock` from Python: list locks, break them, drop waiting tasks, hold locks.
 
     from celery_redislock.operations import break_locks, list_locks
 
@@ -11,26 +11,38 @@ The app must know its tasks: call this where the tasks are imported.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
 from .app.settings import AppLocks, app_locks
-from .errors import ConfigError
+from .errors import ConfigError, LockUnavailable
+from .inspection.holds import holds as list_holds
 from .inspection.locks import Found, chosen, snapshot
 from .inspection.states import AWAITED, KEPT, RUNNING
-from .protocol import rooms
-from .protocol.calls import break_lock, holder_of
-from .protocol.checks import plain
-from .protocol.exchange import Query
-from .protocol.holders import Holder
-from .protocol.keys import MAX_LIMIT, LockKeys, lock_keys
+from .protocol import holds, rooms
+from .protocol.calls import break_lock, free_of_hold, holder_of
+from .protocol.checks import MAX_SECONDS, plain, seconds_from
+from .protocol.exchange import Call, Query
+from .protocol.holders import Holder, user_here
+from .protocol.holds import Hold
+from .protocol.keys import MAX_LIMIT, LockKeys, holds_key, in_all_buckets, lock_keys, name_of
 from .protocol.names import NoLock
 from .servers.server import LOOKING_TTL
 from .tasks.locked import LockedTask
 from .tasks.room import end_replaced
 
-__all__ = ["Found", "break_locks", "drop_waiting", "holders", "list_locks"]
+__all__ = [
+    "Found",
+    "Hold",
+    "break_locks",
+    "drop_waiting",
+    "hold_locks",
+    "holders",
+    "list_holds",
+    "list_locks",
+    "unhold_locks",
+]
 
 
 def list_locks(
@@ -154,6 +166,113 @@ def drop_waiting(app: Any, locks: Iterable[Found] | None = None, *, task: str | 
             raise ValueError("drop_waiting: of which locks? Give locks or task; task='*' is all")
         locks = to_break(snapshot(app), task)
     return sum(drop_each(app, own, [each for each in locks if each.waiting]))
+
+
+def hold_locks(
+    app: Any,
+    *,
+    task: str | None = None,
+    lock: str | None = None,
+    seconds: float | timedelta,
+    why: str = "",
+    by: str | None = None,
+) -> Hold:
+    """Keep new runs from locks for a while: their tasks do what they do as duplicates.
+
+        hold_locks(app, task="shop.*", seconds=3600, why="migration")
+
+    A run that has a lock goes on, and so does what has begun: a retry that keeps its lock runs, and
+    one that does not waits for the end of the hold, as does a message that is redelivered. To hold
+    the same again sets a new end and reason. Workers of releases without holds learn of one only
+    where a newer worker has met it.
+
+    Args:
+        app: the Celery app.
+        task: hold the locks of this task, or of tasks that match this glob; "*" for all.
+        lock: hold the lock with this key or name, or those whose names match this glob.
+        seconds: for how long.
+        why: the reason, for people.
+        by: who holds them, for people; None for this process's user and host.
+
+    Raises:
+        ValueError: neither or both of task and lock are given; or seconds is no time, or a glob has
+            too many stars.
+        LockUnavailable: the server did not answer, or does not allow it. Some of the locks may be
+            held: call this again, or `unhold_locks`.
+        ConfigError: the settings are wrong, or name no server.
+    """
+    own, name = _locks(app), _held_name(app, "hold_locks", task, lock)
+    try:
+        length = seconds_from(0.001)(seconds)
+    except ValueError:
+        raise ValueError(
+            f"hold_locks: seconds={seconds!r}; accepted: a number of seconds up to"
+            f" {MAX_SECONDS:g}, or a timedelta"
+        ) from None
+    user = user_here() if by is None else by
+    make = lambda key: holds.hold(key, LOOKING_TTL, task, name, length, user, why)  # noqa: E731
+    stored = own.server.run(make(holds_key(own.prefix)))
+    assert stored is not None
+    _in_buckets(own, stored, make)
+    return stored
+
+
+def unhold_locks(app: Any, *, task: str | None = None, lock: str | None = None) -> Hold | None:
+    """End a hold before its time. What waits for its locks goes on.
+
+    Args:
+        app: the Celery app.
+        task: the task or the glob that was held.
+        lock: the lock's key or name, or the glob, that was held.
+
+    Returns:
+        The hold; None if there was none.
+
+    Raises:
+        ValueError: neither or both of task and lock are given.
+        LockUnavailable: the server did not answer, or does not allow it. Call this again.
+        ConfigError: the settings are wrong, or name no server.
+    """
+    own, name = _locks(app), _held_name(app, "unhold_locks", task, lock)
+    target = holds.target_of(task, name)
+    found = next((each for each in list_holds(app) if each.target == target), None)
+    make = lambda key: holds.end(key, LOOKING_TTL, task, name)  # noqa: E731
+    if found is None:
+        return None
+    _in_buckets(own, found, make)
+    opening = holds.opening_of(task, name)
+    for each in {each.name for each in snapshot(app) if each.state == "on hold"}:
+        keys = lock_keys(own.prefix, each, MAX_LIMIT)
+        own.server.run(free_of_hold(keys, LOOKING_TTL, opening))
+    own.server.run(make(holds_key(own.prefix)))
+    return found
+
+
+def _held_name(app: Any, what: str, task: str | None, lock: str | None) -> str | None:
+    """The lock's name.
+
+    Raises:
+        ValueError: not one of both is given.
+    """
+    if (task is None) is (lock is None):
+        raise ValueError(f"{what}: which locks? Give either task or lock; task='*' is all")
+    return lock and (name_of(app_locks(app).prefix, lock) or lock)
+
+
+def _in_buckets(own: AppLocks, hold: Hold, make: Callable[[str], Call[Any]]) -> None:
+    """Make a call in each bucket that may have locks of this hold.
+
+    Raises:
+        LockUnavailable: a bucket's server did not answer, or does not allow it.
+    """
+    keys = in_all_buckets(own.prefix, "holds")
+    if hold.is_of_one_lock:
+        assert hold.lock is not None
+        keys = [lock_keys(own.prefix, hold.lock).holds]
+    answers = own.server.run_all([make(key) for key in keys], ttl=LOOKING_TTL)
+    for answer in answers:
+        if isinstance(answer, LockUnavailable):
+            raise answer
 
 
 def _locks(app: Any) -> AppLocks:

@@ -79,7 +79,8 @@ class ConflictDetails(NamedTuple):
             that came through a fanout exchange, while another queue's copy runs), or "not sent" (in
             the sender, by `on_queued_conflict`).
         countdown: seconds until the next try of a deferred task, else None.
-        because: why the lock was taken: "run", by another run; or "pause", after one.
+        because: why the lock was taken: "run", by another run; "pause", after one; or "hold", by an
+            operator.
     """
 
     key: str

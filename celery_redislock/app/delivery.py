@@ -19,6 +19,7 @@ from ..protocol.claims import Place
 from ..protocol.clock import clock
 from ..protocol.entries import id_of
 from ..protocol.holders import Holder
+from ..protocol.keys import LockKeys, name_of_lock_id
 from ..protocol.tokens import new_token
 from .brokers import Origin
 from .formats import is_newer
@@ -159,6 +160,12 @@ class Kept(NamedTuple):
         if self.place is not None:
             part["parked"] = self.place.member
         return part
+
+    def is_of(self, keys: LockKeys) -> bool:
+        """Whether it is of this lock. A place is one also if the limit was another one."""
+        if self.lock_id == keys.lock_id:
+            return True
+        return not self.token and name_of_lock_id(self.lock_id) == keys.name
 
     @classmethod
     def of(cls, raw: Mapping[str, Any]) -> Kept | None:

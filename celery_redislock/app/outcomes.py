@@ -10,6 +10,7 @@ import logging
 from typing import Any, Final, NamedTuple
 
 from .. import signals
+from ..protocol.holders import Holder
 from ..protocol.log import fields, get_logger
 from .events import events
 
@@ -153,8 +154,7 @@ def report(
     if details is not None and outcome.signal is signals.lock_conflict:
         facts = {"countdown": None, **facts}
         holder = facts["holder"]
-        because = "pause" if holder is not None and holder.cooling_down else "run"
-        details = {**facts, "outcome": outcome.label, "because": because}
+        details = {**facts, "outcome": outcome.label, "because": _why_taken(holder)}
     level = outcome.level if level is None else level
     if text and logger.isEnabledFor(level):
         extra = fields(outcome.label, whose.key, **whose.run, **facts, **(logged or {}))
@@ -164,3 +164,10 @@ def report(
     if details is not None and outcome.signal.receivers:
         report = outcome.details(key=whose.key, **whose.run, **details)
         outcome.signal.send(sender=whose.task, details=report)
+
+
+def _why_taken(holder: Holder | None) -> str:
+    """For `signals.ConflictDetails.because`."""
+    if holder is None:
+        return "run"
+    return "hold" if holder.on_hold else "pause" if holder.cooling_down else "run"

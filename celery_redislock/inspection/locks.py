@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias
 
 from ..app.settings import app_locks
 from ..protocol import holders, past
+from ..protocol.canonical import task_in
 from ..protocol.holders import Holder
 from ..protocol.keys import MAX_LIMIT, is_slot, key_parts, lock_keys, lock_pattern
 from ..protocol.lost import marks_in
@@ -84,6 +85,8 @@ class Found:
         """The holder's task."""
         if self.holder is None or self.state in ("foreign", "broken"):
             return ""
+        if self.state == "on hold":
+            return task_in(self.name) or ""
         return self.holder.task or "RedisLock"
 
     @property
@@ -318,7 +321,7 @@ def _slot(now: float, row: Found, value: bytes | None) -> Found:
         queue=queue if isinstance(queue, str) else None,
         turned_away=past.turned_away_by(value),
         holder=holder,
-        token=record["token"],
+        token=record["token"] if state != "on hold" else None,  # to be ended, not broken
         held_for=_held_for(holder, now),
     )
 

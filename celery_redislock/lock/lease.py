@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..errors import LockUnavailable
 from ..protocol import past
-from ..protocol.calls import Release, acquire, give, hold, settle, take
+from ..protocol.calls import Release, acquire, give, keep, settle, take
 from ..protocol.checks import check_seconds
 from ..protocol.claims import Acquired, Busy, Claim, Done, Extended, Extension, Settled
 from ..protocol.clock import clock
@@ -278,7 +278,7 @@ class Lease(Right):
             return False
         self.unanswered += heartbeat.discard(self)
         try:
-            call = hold(self.claim, heir.value(self.stored), heir.seconds, self.end(how))
+            call = keep(self.claim, heir.value(self.stored), heir.seconds, self.end(how))
             call.in_doubt, self.tried_to_release = self.tried_to_release, True
             ours = self.server.run(call)
             if not ours:

@@ -7,13 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..app.options import LockOptions
+from ..inspection.holds import hold_on, holds
 from ..inspection.locks import Found, lock
-from ..inspection.states import AWAITED, NO_LOCK
+from ..inspection.states import AWAITED, NO_LOCK, RUNNING
+from ..protocol.holds import Hold
 from ..protocol.names import NO_HEADERS
 from ..tasks.protect import pattern_of
 from ..tasks.target import keys_of_call, locked_task
 from ..tasks.task import SingletonTask
-from .table import in_units
+from .table import in_units, moment
 
 
 def explain(
@@ -47,7 +49,7 @@ def explain(
         "lock_scope": options.lock_scope,
         "policy": repr(options.on_conflict),
         "standing": [each.to_dict() for each in slots],
-        "now": _now(task, slots, limit),
+        "now": _now(task, slots, limit, hold_on(holds(app), name, keys.name)),
     }
 
 
@@ -73,7 +75,7 @@ def _source(task: SingletonTask) -> str:
     return f"the task's own, in {module.__name__ if module else type(task).__module__}"
 
 
-def _now(task: SingletonTask, slots: Sequence[Found], limit: int) -> str:
+def _now(task: SingletonTask, slots: Sequence[Found], limit: int, hold: Hold | None) -> str:
     """What would happen to the call."""
     locks = task.app_locks
     if not locks.enabled:
@@ -81,6 +83,10 @@ def _now(task: SingletonTask, slots: Sequence[Found], limit: int) -> str:
     options = task.lock_options
     taken = [each for each in slots if each.state not in (*AWAITED, *NO_LOCK)]
     waiting = max((each.waiting for each in slots), default=0)
+    what = options.on_conflict.describe(waiting)
+    runs = [each for each in taken if each.state in RUNNING]
+    if hold is not None and len(runs) < limit:
+        return f"{hold.holder}, until {moment(hold.ends_at)}: {what}"
     if options.lock_scope != "running" and taken:
         sent = {
             "existing": "apply_async would send nothing, and return the existing task's result",
@@ -91,7 +97,6 @@ def _now(task: SingletonTask, slots: Sequence[Found], limit: int) -> str:
             return f"{_who(taken)}: {sent}"
     if options.lock_scope == "queued":
         return "the lock is free: it would be sent, and keep the lock until it starts"
-    what = options.on_conflict.describe(waiting)
     reserved = [each for each in taken if each.kept_for == "a waiter"]
     if len(taken) < limit and not waiting:
         return f"the lock is free: {what if options.on_conflict.admits else 'it would run'}"

@@ -92,7 +92,7 @@ def take(claim: Claim, note: str = "", waits: bool = False) -> Call[Acquired | B
         return whole()
     keys = (
         *(of.lock, of.fence, of.waiters, claim.done_key, of.room),
-        *(claim.runs_key, of.history, of.turned),
+        *(claim.runs_key, of.history, of.turned, of.holds),
     )
     if_busy = _WAITS if waits else ":" if claim.turned_away else ""
     if note:
@@ -132,7 +132,7 @@ def acquire(
     keys = (
         *(of.lock, of.fence, of.waiters, claim.done_key, of.room, of.entries),
         *(of.rooms, of.deadlines, of.sent, of.ended),
-        *(claim.runs_key, of.history, of.turned, *of.slots),
+        *(claim.runs_key, of.history, of.turned, of.holds, *of.slots),
     )
     read, undo = partial(_acquire_answer, claim), partial(settle, claim)
     return Call("acquire", keys, args, read, claim.ttl, True, not claim.task_id, undo=undo)
@@ -150,7 +150,7 @@ def _acquire_answer(claim: Claim, reply: Any, sent_at: float) -> Acquired | Busy
     left, relation, at = reply[2], reply[3].decode(), reply[4] / 1000
     remaining = left / 1000 if left >= 0 else math.inf
     holder = holders.parse(value, remaining) if value or relation == "foreign" else None
-    for_message = holder is not None and (holder.queued or holder.held_for_retry)
+    for_message = holder is not None and (holder.queued or holder.held_for_retry or holder.on_hold)
     offered = offered_in(reply[5:]) if len(reply) > 5 else None
     return Busy(holder, remaining, relation, at, sent_at, offered, for_message)
 
@@ -160,7 +160,7 @@ def reserve(claim: Claim, seconds: float) -> Call[Reserved | Busy]:
     of = claim.keys
     keys = (
         *(of.lock, of.room, of.entries, of.rooms, of.deadlines),
-        *(of.sent, of.waiters, of.ended, *of.slots),
+        *(of.sent, of.waiters, of.ended, of.holds, *of.slots),
     )
     args = (claim.value, to_ms(seconds), of.lock_id)
     undo = partial(settle, claim)
@@ -300,26 +300,26 @@ def _settle_answer(reply: Any, sent_at: float) -> Settled:
     return Settled(ours > 0, seconds_in(due), offered_in(offered))
 
 
-def hold(claim: Claim, value: str, seconds: float, run_end: str = "") -> Call[bool]:
+def keep(claim: Claim, value: str, seconds: float, run_end: str = "") -> Call[bool]:
     """Leave our lock to a later message: store this value, for at most this many seconds. `run_end`
     says how our attempt ended, see `past.end_text`. The answer is whether the lock was still ours.
     """
-    return _hold(claim, value, seconds, to_ms(claim.done_ttl), run_end)
+    return _keep(claim, value, seconds, to_ms(claim.done_ttl), run_end)
 
 
-def hold_of_dead(claim: Claim, token: str, seconds: float, run_end: str) -> Call[bool]:
+def keep_of_dead(claim: Claim, token: str, seconds: float, run_end: str) -> Call[bool]:
     """Keep the lock of a dead holder for its task's retry, under this token, for at most this many
     seconds. This leaves no done note: we do not know yet whether there is a retry. The answer is
     False if the holder had lost the lock, or a newer run is to have it.
     """
-    return _hold(claim, holders.opening_of_held(token), seconds, 0, run_end)
+    return _keep(claim, holders.opening_of_held(token), seconds, 0, run_end)
 
 
-def _hold(claim: Claim, value: str, seconds: float, done_ms: int, run_end: str) -> Call[bool]:
+def _keep(claim: Claim, value: str, seconds: float, done_ms: int, run_end: str) -> Call[bool]:
     of = claim.keys
     args = (claim.opening, value, to_ms(seconds), done_ms, run_end)
     keys = (of.lock, claim.done_key, claim.runs_key, *of.slots)
-    return Call("hold", keys, args, is_true, claim.ttl)
+    return Call("keep", keys, args, is_true, claim.ttl)
 
 
 def break_lock(
@@ -339,15 +339,23 @@ def break_lock(
         by: who breaks the lock, for the holder to read; None for this process's user and host.
         task: the task that is thought to hold the lock. Its history records the break.
     """
+    return _break(of, ttl, "" if token is None else holders.opening_of(token), by, task)
+
+
+def free_of_hold(of: LockKeys, ttl: float, opening: str) -> Call[Holder | None]:
+    """Free the lock, if it is on hold with a value that begins so. See `holds.opening_of`."""
+    return _break(of, ttl, opening)
+
+
+def _break(
+    of: LockKeys, ttl: float, opening: str, by: str | None = None, task: str | None = None
+) -> Call[Holder | None]:
     keys = (
         *(of.lock, of.broken, of.waiters, of.wake, of.room, of.rooms),
         *(runs_of(of.history, task or ""), *of.slots),
     )
-    args = (
-        *(of.lock_id, "" if token is None else holders.opening_of(token)),
-        holders.breaker_text(holders.user_here() if by is None else by),
-    )
-    return Call("break", keys, args, _broken_answer, ttl)
+    breaker = holders.breaker_text(holders.user_here() if by is None else by)
+    return Call("break", keys, (of.lock_id, opening, breaker), _broken_answer, ttl)
 
 
 def _broken_answer(reply: Any, sent_at: float) -> Holder | None:

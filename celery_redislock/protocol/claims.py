@@ -154,8 +154,8 @@ class Busy(NamedTuple):
         at: Unix time of the reply, by the lock server's clock.
         sent_at: when the request was sent, on `clock`.
         offered: the entry of the waiting room to publish now, or None.
-        for_message: the lock is kept for a message in the queue, or for a retry, which may take
-            long.
+        for_message: the lock is kept for a message in the queue, or for a retry, or is on hold,
+            which may take long.
         reservation: the message that the lock is kept for, if a sender asked; or None.
     """
 

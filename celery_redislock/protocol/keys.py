@@ -25,10 +25,11 @@ class LockKeys(NamedTuple):
     """The keys of one lock. All are in one hash slot. `lock_id` is no key: it is the lock's number
     of slots and its name, from which `keys_of_lock_id` makes these keys again.
 
-    The locks of a bucket share four keys: `fence`, so that a counter that outlives its lock costs
+    The locks of a bucket share five keys: `fence`, so that a counter that outlives its lock costs
     nothing per lock; `rooms`, the ids of locks with a waiting room; `history`, the tasks whose last
-    runs are kept; and `turned`, how many of their duplicates were turned away. A lock that several
-    may hold has one key in `slots` for each further holder.
+    runs are kept; `turned`, how many of their duplicates were turned away; and `holds`, by which
+    operators keep new runs from locks. A lock that several may hold has one key in `slots` for each
+    further holder.
     """
 
     name: str
@@ -47,6 +48,7 @@ class LockKeys(NamedTuple):
     sent: str
     history: str
     turned: str
+    holds: str
     slots: tuple[str, ...] = ()
 
     @property
@@ -81,8 +83,7 @@ def _fit(name: str) -> str:
 
 @lru_cache(maxsize=256)  # duplicates come in a row
 def _lock_keys(prefix: str, name: str, limit: int) -> LockKeys:
-    bucket = zlib.crc32(name.encode()) % BUCKETS
-    head = f"{prefix}:{{{bucket}}}"
+    head = f"{prefix}:{{{zlib.crc32(name.encode()) % BUCKETS}}}"
     return LockKeys(
         name,
         f"{limit}|{name}",
@@ -100,6 +101,7 @@ def _lock_keys(prefix: str, name: str, limit: int) -> LockKeys:
         f"{head}:sent:{name}",
         f"{head}:history",
         f"{head}:turned",
+        f"{head}:holds",
         () if limit == 1 else tuple(f"{head}:lock{n}:{name}" for n in range(2, limit + 1)),
     )
 
@@ -133,6 +135,11 @@ def lock_pattern(prefix: str) -> str:
     their lock.
     """
     return f"{_literal(prefix)}:{{*}}:[blrsw]*"
+
+
+def holds_key(prefix: str) -> str:
+    """The key that has all holds. Each bucket has a copy of those on its locks."""
+    return f"{prefix}:holds"
 
 
 def sweep_key(prefix: str, broker: str, workers: str) -> str:
@@ -177,7 +184,7 @@ def key_parts(prefix: str, key: bytes) -> tuple[str, str] | None:
 
 
 def in_all_buckets(prefix: str, kind: str) -> list[str]:
-    """The keys of this kind, one for each bucket: "rooms", "history" or "turned"."""
+    """The keys of this kind, one for each bucket: "rooms", "history", "turned" or "holds"."""
     return [f"{prefix}:{{{bucket}}}:{kind}" for bucket in range(BUCKETS)]
 
 

@@ -4,8 +4,8 @@
 -- KEYS  1 lock  2 fence counter of the bucket  3 waiters  4 done note of this attempt
 --       5 room: members in order  6 entries of the room  7 the bucket's rooms  8 deadlines  9 sent
 --       10 ended  11 the runs of the task  12 the tasks whose runs are kept  13 the duplicates that
---       were turned away, see history.lua and turned.lua
---       14.. the lock's further slots, if several may hold it at once
+--       were turned away, see history.lua and turned.lua  14 the bucket's holds, see holds.lua
+--       15.. the lock's further slots, if several may hold it at once
 -- ARGV  1 value, opening with {"token":"<token>"   2 ttl in ms   3 the lock's id
 --       4 this attempt: <task id, or "">:<how often the task replaced itself>.<attempt>
 --       5 what happens if the lock is busy: "" the task may still run; else it ends without a run,
@@ -29,8 +29,8 @@
 --           | "newer" of a newer release: perhaps this very attempt
 
 local lock, counter, waiters, done_note, room, entries, rooms, deadlines, sent, ended = unpack(KEYS)
-local runs, history, turned = unpack(KEYS, 11)
-local slots = {lock, unpack(KEYS, 14)}
+local runs, history, turned, holds = unpack(KEYS, 11)
+local slots = {lock, unpack(KEYS, 15)}
 local value, ttl, lock_id, entry_id, note_if_busy, runs_kept, how = unpack(ARGV)
 local again, waiter_ttl, kept_opening, parent, member = unpack(ARGV, 8)
 
@@ -47,6 +47,7 @@ local task_id, nesting, attempt = parts_of(entry_id)
 local publishes = task_id ~= ''
 again = again == '1'
 -- include room.lua
+-- include holds.lua
 
 -- A newer call may have its place by now; or it was put into the room just now, or is a copy.
 if member == '' or state_of(member).id ~= entry_id then
@@ -75,7 +76,7 @@ end
 
 local current, kept = {}, nil
 for i, slot in ipairs(slots) do
-  current[i] = redis.pcall('GET', slot)
+  current[i] = value_in(slot)
   if is_under(current[i], opening) then
     redis.call('PEXPIRE', slot, ttl)
     return {'acquired', current[i], fence_of(current[i])}
@@ -190,6 +191,10 @@ for i, slot in ipairs(slots) do
   end
 end
 
+local on_hold = (free or reserved) and put_on_hold(current)
+if on_hold then
+  return busy(on_hold, 'other')
+end
 if free then
   if may_go(member) then
     return settled(slots[free])

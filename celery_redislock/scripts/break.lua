@@ -31,20 +31,36 @@ local broken, longest = {}, math.max(redis.call('PTTL', broken_by_whom), 1000)
 for _, slot in ipairs(slots) do
   local current = redis.pcall('GET', slot)
   local holder = record_of(current)
-  if holder and (meant_opening == '' or is_under(current, meant_opening)) then
-    -- The note lives as long as the holder, or one that was broken just before, may believe that it
-    -- has the lock: neither may take it again.
-    longest = math.max(tonumber(holder.ttl_ms) or 0, redis.call('PTTL', slot), longest)
-    local earlier = string.sub(redis.call('GET', broken_by_whom) or '', -8192)
-    redis.call('SET', broken_by_whom, earlier .. broken_text(holder.token, by), 'PX', longest)
+  if holder and is_under(current, meant_opening) and (meant_opening ~= '' or not holder.hold) then
+    if not holder.hold then
+      -- The note lives as long as the holder, or one that was broken just before, may believe that
+      -- it has the lock: neither may take it again.
+      longest = math.max(tonumber(holder.ttl_ms) or 0, redis.call('PTTL', slot), longest)
+      local earlier = string.sub(redis.call('GET', broken_by_whom) or '', -8192)
+      redis.call('SET', broken_by_whom, earlier .. broken_text(holder.token, by), 'PX', longest)
+      note_broken(current, holder)
+    end
     redis.call('DEL', slot)
-    note_broken(current, holder)
     broken[#broken + 1] = current
   end
 end
+-- Have a worker look at the room, under the id that it has: we may not know how many slots there are.
+local function look_soon()
+  local name, is_known = string.match(lock_id, '|(.*)$'), false
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', rooms, '-inf', '+inf')) do
+    if string.match(id, '|(.*)$') == name then
+      lock_id, is_known = id, true
+      look_now()
+    end
+  end
+  if not is_known then
+    look_now()
+  end
+end
+
 if #broken > 0 then
   if redis.call('EXISTS', room) == 1 then
-    look_now()
+    look_soon()
   elseif redis.call('EXISTS', waiters) == 1 then
     redis.call('DEL', wake)
     redis.call('LPUSH', wake, '1')

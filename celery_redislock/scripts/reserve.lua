@@ -1,14 +1,14 @@
 -- Keep a lock for a task that is about to be published, or learn who has the lock. Idempotent.
 --
 -- KEYS  1 lock  2 room  3 entries  4 the bucket's rooms  5 deadlines  6 sent  7 waiters
---       8 ended  9.. the lock's further slots
+--       8 ended  9 the bucket's holds  10.. the lock's further slots
 -- ARGV  1 value, opening with {"token":"<token>"   2 ttl in ms   3 the lock's id
 -- Reply {"reserved"}
 --       {"busy", value, ms to live (-1: for ever), and the entry to publish, if any: see room.lua}
 --           The value is "" if the lock is free and kept for the room.
 
-local lock, room, entries, rooms, deadlines, sent, waiters, ended = unpack(KEYS)
-local slots = {lock, unpack(KEYS, 9)}
+local lock, room, entries, rooms, deadlines, sent, waiters, ended, holds = unpack(KEYS)
+local slots = {lock, unpack(KEYS, 10)}
 local value, ttl, lock_id = unpack(ARGV)
 
 -- include values.lua
@@ -20,24 +20,29 @@ local time = redis.call('TIME')
 local publishes = true
 -- include entries.lua
 -- include room.lua
+-- include holds.lua
 
 local function keep(slot, condition)
   redis.call('SET', slot, with(value, acquired_now(time)), condition, 'PX', ttl)
   return {'reserved'}
 end
 
-local free, held
-for _, slot in ipairs(slots) do
-  local current = redis.pcall('GET', slot)
-  if not current then
+local free, held, current = nil, nil, {}
+for i, slot in ipairs(slots) do
+  current[i] = value_in(slot)
+  if not current[i] then
     free = free or slot
-  elseif is_under(current, opening) then
+  elseif is_under(current[i], opening) then
     return keep(slot, 'XX')
   else
     held = held or slot
   end
 end
 
+local on_hold = free and put_on_hold(current)
+if on_hold then
+  free, held = nil, slots[on_hold]
+end
 if free and (redis.call('EXISTS', room) == 0 or may_go('')) then
   return keep(free, 'NX')
 end

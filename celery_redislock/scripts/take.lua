@@ -5,13 +5,13 @@
 --
 -- KEYS  1 lock  2 fence counter of the bucket  3 waiters  4 done note of this attempt  5 room
 --       6 the runs of the task  7 the tasks whose runs are kept  8 the duplicates that were turned
---       away
+--       away  9 the bucket's holds
 -- ARGV  1 value  2 ttl in ms  3 the lock's id  4 this attempt  5 what happens if the lock is busy
 --       6 how many runs the bucket's history keeps: as for acquire.lua. 5 may be "wait", too: the
 --       caller will wait, so a busy lock is not plain
 -- Reply nothing if the case is not plain; else as acquire.lua does
 
-local lock, counter, waiters, done_note, room, runs, history, turned = unpack(KEYS)
+local lock, counter, waiters, done_note, room, runs, history, turned, holds = unpack(KEYS)
 local value, ttl, lock_id, entry_id, if_busy, runs_kept = unpack(ARGV)
 
 -- include values.lua
@@ -19,7 +19,7 @@ local value, ttl, lock_id, entry_id, if_busy, runs_kept = unpack(ARGV)
 local slot = lock
 local current = redis.pcall('GET', slot)
 if not current then
-  if redis.call('EXISTS', done_note, waiters, room) > 0 then
+  if redis.call('EXISTS', done_note, waiters, room, holds) > 0 then
     return nil
   end
   local time = redis.call('TIME')

@@ -378,6 +378,11 @@ def _busy(
         return copy, _behind(facts, copy, Outcome.REDELIVERED, busy)
     if busy.relation == "newer" and not (facts.is_eager or state.message.cannot_come_back):
         return state, _behind(facts, state, Outcome.DEFERRED, busy)
+    is_on_hold = busy.holder is not None and busy.holder.on_hold
+    if is_on_hold and facts.began and not (facts.is_eager or state.message.cannot_come_back):
+        # What has begun is no duplicate, and no other run does its work: no policy may drop it.
+        countdown = backoff(state.message.deferrals, MOST_OUTAGE, facts)
+        return state, PutOff(countdown, Outcome.DEFERRED, busy.holder)
     if not is_earlier:
         if wish is None:
             return state, Meet(facts.policy, busy, leaves=state.message.gave_up)

@@ -101,7 +101,7 @@ class Facts:
             label=self.label,
         )
         # What is kept may be for another lock: the sender may have had other code.
-        ours = kept if kept is not None and kept.lock_id == keys.lock_id else None
+        ours = kept if kept is not None and kept.is_of(keys) else None
         return Claim(
             keys, message.token, ttl, value, task_id, attempt, nesting,
             done_ttl=self.locks.done_ttl,
@@ -167,7 +167,7 @@ def _remarkable_age(holder: Holder, warn_after: float | None) -> float | None:
     """For how many seconds the holder that turned it away has held the lock, if that is
     suspiciously long.
     """
-    if holder.acquired_at is None or holder.queued:
+    if holder.acquired_at is None or holder.queued or holder.on_hold:
         return None
     assert warn_after is not None
     age = time.time() - holder.acquired_at

@@ -226,7 +226,7 @@ class Life:
             on_lost=self._on_lost,
             on_extended=self._on_extended,
         )
-        if self.kept is not None and self.kept.lock_id != facts.claim.keys.lock_id:
+        if self.kept is not None and not self.kept.is_of(facts.claim.keys):
             # The task has another lock by now: free the old one for the tasks that still use it.
             self._give_up_kept()
             self.state = self.state.learn(parked=False)

@@ -22,7 +22,7 @@ from ..errors import LockUnavailable, TaskReplaced
 from ..lock.heartbeat import heartbeat
 from ..lock.right import beat_every
 from ..protocol import notes, past
-from ..protocol.calls import Release, hold_of_dead, mark_done, settle
+from ..protocol.calls import Release, keep_of_dead, mark_done, settle
 from ..protocol.claims import NOT_OURS, Claim, Extended, Extension
 from ..protocol.clock import clock
 from ..protocol.holders import Holder
@@ -163,7 +163,7 @@ class ChildLease:
         if heir is None or self._is_not_retried:
             return False
         seconds = task.default_retry_delay + task.lock_options.kept_across_retries
-        if not self.server.run(hold_of_dead(claim, heir.token, seconds, end)):
+        if not self.server.run(keep_of_dead(claim, heir.token, seconds, end)):
             return False
         if self._is_not_retried:  # this became known meanwhile
             settle_beside(task.app, heir, End.ENDED_BY_CELERY)

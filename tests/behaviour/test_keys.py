@@ -16,7 +16,7 @@ from celery_redislock.operations import holders
 from tests.behaviour.apps.keyed import TASKS, job
 from tests.behaviour.looking import Room, starts
 from tests.support.looking import run
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, never
 from tests.support.workers import make_app
 
 QUEUE = "keyed"
@@ -178,6 +178,30 @@ def test_as_many_run_at_once_as_the_calls_own_limit_allows(send, hold_open, labe
             send("by_plan", label, 0.0, plan).get(timeout=20)
     with pytest.raises(ValueError, match="lock_limit gives 0 for this call; it must be a whole nu"):
         send("by_plan", label, 0.0, "wrong").get(timeout=20)
+
+
+def test_those_that_wait_under_a_smaller_limit_keep_their_places_and_are_not_sent_about(
+    send, hold_open, worker, journal, label
+):
+    """A call with a larger limit leaves a look at more slots behind, of which one stays free."""
+    first = hold_open("queues_by_plan")
+    waiting = [send("queues_by_plan", label, 0.0) for _ in range(2)]
+    for each in waiting:
+        eventually(lambda each=each: f"{each.id}] queued" in worker.log(), "it waits")
+    gold = send("queues_by_plan", label, 0.0, "gold")
+
+    def receipts():
+        log = worker.log()
+        return max(log.count(f"[{each.id}] received") for each in waiting)
+
+    eventually(lambda: receipts() > 1 or gold.ready(), "somebody looked at two slots")
+    never(lambda: receipts() > 6, "they are sent about", 6)
+    journal.let_go(first.id)
+    assert [each.get(timeout=40) for each in (*waiting, gold)] == [label] * 3
+    ids = [each.task_id for each in journal.read(label, "start")]
+    assert [each for each in ids if each in {waiting[0].id, waiting[1].id}] == [
+        each.id for each in waiting
+    ]
 
 
 # -- arguments that others give and take ------------------------------------------------------

@@ -31,7 +31,7 @@ from tests.support.workers import ROOT
 
 SCRIPTS = {
     sha_of(name): name
-    for name in ("take", "acquire", "extend", "give", "settle", "hold", "park", "reserve")
+    for name in ("take", "acquire", "extend", "give", "settle", "keep", "park", "reserve")
 }
 
 

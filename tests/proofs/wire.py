@@ -16,7 +16,7 @@ SCRIPTS = {
     ("lock", "waiters", "room"): "settle",
     ("lock", "fence", "broken"): "extend",
     ("lock", "waiters", "wake"): "settle",
-    ("lock", "done", "history"): "hold",
+    ("lock", "done", "history"): "keep",
     ("lock", "room", "entries"): "look",
 }
 

@@ -88,8 +88,10 @@ def list_(
     """List all locks: held, kept or waited for, and foreign values that block a key; and runs that
     go on without the lock that they lost.
     """
+    from ...inspection.holds import holds
     from ...inspection.locks import chosen, snapshot
     from ..pick import require_task
+    from .holds import in_words
 
     if by_task and (queues or wide):
         raise problem("--by-task counts the locks: it takes no --queues and no --wide")
@@ -111,6 +113,8 @@ def list_(
         show_lines(locks_table(shown, wide, colors=True))
         more = f", the first {len(shown)} shown" if len(shown) < len(listed) else ""
         click.echo(f"{summary(found, all_)}{more}")
+        for each in holds(app, server):
+            show_lines(paragraph(in_words(each)))
 
 
 def _with_depths(app: Any, found: list[Found]) -> list[Found]:

@@ -33,6 +33,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "some": {"lock_key": key_of_some},
     "some_are_unique": {"lock_key": key_of_some, "lock_scope": "queued+running"},
     "by_plan": {"lock_key": "plan:{label}:{text}", "lock_limit": limit_of_plan},
+    "queues_by_plan": {"lock_key": ["label"], "lock_limit": limit_of_plan, "on_conflict": "queue"},
     "by_text": {"lock_key": "text:{label}:{text}", "acks_late": True, "ignore_result": True},
     "waits": {"lock_key": "text:{label}:{text}", "on_conflict": "wait", "ignore_result": True},
     "parks": {"lock_key": "text:{label}:{text}", "on_conflict": "queue", "ignore_result": True},

@@ -368,7 +368,7 @@ class LockMachine(RuleBasedStateMachine):
     def _hold(self, client: Client, countdown: int, trouble: Trouble) -> None:
         """It leaves the lock to its retry."""
         ticks, record = countdown + TTL, client.right.record
-        self._expect(client.process, trouble, "hold", client.who, ticks, record)
+        self._expect(client.process, trouble, "keep", client.who, ticks, record)
         heir = Heir(holders.held_for_retry, countdown * TICK + client.lease.ttl)
         said = client.lease.leave_to(heir)
         assert said is bool(self.answer and trouble.lost != "for good")
@@ -576,7 +576,7 @@ class LockMachine(RuleBasedStateMachine):
             self.pass_time(1 if lost == "for good" else trouble.after)
             if lost:
                 raise RedisTimeoutError("the answer is lost")
-            if script in ("settle", "hold") and self.answer is False:
+            if script in ("settle", "keep") and self.answer is False:
                 way.mirror = lambda: None  # it may ask why, which changes nothing
 
         way.before, way.mirror, way.after = before, mirror, after

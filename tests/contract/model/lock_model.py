@@ -183,7 +183,7 @@ class Server:
             self.done[who.run] = (done, self.now + DONE_TTL)
         return ours
 
-    def hold(self, who: Claimant, ticks: int, record: Record) -> bool:
+    def keep(self, who: Claimant, ticks: int, record: Record) -> bool:
         self.done[who.run] = (f"{LASTING}0", self.now + DONE_TTL)
         lock = self.lock
         if lock is None or not self.is_held_by(who):

@@ -140,7 +140,12 @@ def values(claim: Claim) -> list[str | None]:
         *(other.replace('"v":2', '"v":3'), other.replace('"v":2,', "")),
         *('{"token":"","reserved":true}', "thief", '{"a":1,"v":2,"task_id":"other"}', "{}"),
         '{"token":"x","fence":1,"task_id":7}',
+        HOLD,
     ]
+
+
+#: What a lock has that is on hold.
+HOLD = '{"token":"","hold":"task x","node":"a@h","pid":5,"acquired_at":1700000000.000042,"v":2}'
 
 
 #: What scripts may have added to a value.
@@ -175,6 +180,8 @@ def surroundings(
         ("HSET", of.entries, entry, f"|{NOW // 1000 - 9000}|{{}}"),
         ("ZADD", of.rooms, NOW // 1000, of.lock_id),
     )
+    ends, pattern = NOW // 1000 + dice.choice([-5, 90_000]), dice.choice(["^pkg%.task$", "^other$"])
+    sometimes(("HSET", of.holds, "task x", json.dumps([ends, "", pattern, HOLD])))
     ahead = dice.choice([7, NOW - 1, NOW, NOW + 10_000_000, NOW * 2])
     commands.append(("SET", of.fence, ahead) if dice.random() < 0.8 else ("DEL", of.fence))
     if dice.random() < 0.7:
@@ -322,9 +329,14 @@ def test_the_short_script_does_what_the_whole_one_does(
 @pytest.mark.parametrize(
     ("script", "old", "new"),
     [
-        ("take", "'EXISTS', done_note, waiters, room)", "'EXISTS', done_note, waiters)"),
-        ("take", "'EXISTS', done_note, waiters, room)", "'EXISTS', done_note, room)"),
-        ("take", "'EXISTS', done_note, waiters, room)", "'EXISTS', waiters, room)"),
+        ("take", "done_note, waiters, room, holds)", "done_note, waiters, holds)"),
+        ("take", "done_note, waiters, room, holds)", "done_note, room, holds)"),
+        ("take", "done_note, waiters, room, holds)", "waiters, room, holds)"),
+        (
+            "take",
+            "'EXISTS', done_note, waiters, room, holds)",
+            "'EXISTS', done_note, waiters, room)",
+        ),
         ("take", "    or redis.call('EXISTS', done_note) > 0 then", "    then"),
         ("take", "if if_busy == 'wait' or", "if"),
         ("take", "if if_busy ~= '' and runs_kept ~= '0' then", "if runs_kept ~= '0' then"),
@@ -340,7 +352,7 @@ def test_the_short_script_does_what_the_whole_one_does(
         ("give", "is_under(current, opening)", "current"),
         ("give", "'EXISTS', waiters, room, done_note)", "'EXISTS', room, done_note)"),
         ("give", "'EXISTS', waiters, room, done_note)", "'EXISTS', waiters, done_note)"),
-        ("give", "'EXISTS', waiters, room, done_note)", "'EXISTS', waiters, room)"),
+        ("give", "'EXISTS', waiters, room, done_note)", "'EXISTS', waiters, room, holds)"),
         ("give", "note_end(runs, run_end, current)", ""),
     ],
 )

@@ -88,7 +88,7 @@ def test_what_does_not_run_is_replaced_at_once_and_its_message_finds_out(
     if kept == "in the queue":
         run = {"task": "t", "attempt": 1, "nesting": 0}
         value = holders.kept_in_queue(holder.value, new_token(), **run)
-    room.store.run(calls.hold(holder, value, 60))
+    room.store.run(calls.keep(holder, value, 60))
 
     assert isinstance(replaces(room, "newer"), Free)
     room.take("newer")

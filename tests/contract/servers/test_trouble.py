@@ -78,7 +78,7 @@ def every_operation(store: Server, name: str, ttl: float) -> dict[str, Callable[
         "wait": lambda: store.run(calls.acquire(claim, "wait"), hold_off=0),
         "extend": lambda: extended(store, Extension(claim, claim.value, 1, True)),
         "release": lambda: store.run(calls.give(claim, calls.Release(note="1", always=True))),
-        "hold": lambda: store.run(calls.hold(claim, holders.held_for_retry(claim.value), ttl)),
+        "keep": lambda: store.run(calls.keep(claim, holders.held_for_retry(claim.value), ttl)),
         "break_lock": lambda: store.run(calls.break_lock(claim.keys, ttl)),
         "holder": lambda: store.ask(calls.holder_of(claim.keys, ttl)),
     }
@@ -96,7 +96,7 @@ def test_scripts_that_the_server_forgot_are_sent_again(own_store, own_redis, lab
         assert own_store.run(calls.settle(claims[0])).ours
         client.script_flush()
         assert (
-            own_store.run(calls.hold(claims[1], holders.held_for_retry(replies[1].value), 30))
+            own_store.run(calls.keep(claims[1], holders.held_for_retry(replies[1].value), 30))
             is True
         )
         client.script_flush()

@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from celery_redislock.inspection.states import AWAITED, IN_TROUBLE, KEPT, NO_LOCK, RUNNING, STATES
+from celery_redislock.inspection.states import (
+    AWAITED,
+    CLOSED,
+    IN_TROUBLE,
+    KEPT,
+    NO_LOCK,
+    RUNNING,
+    STATES,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 STATIC = ROOT / "celery_redislock/web/static"
@@ -18,7 +26,7 @@ def text_of(path: str) -> str:
 
 
 def test_each_state_is_of_one_kind():
-    kinds = [*RUNNING, *KEPT, *AWAITED, *NO_LOCK, "foreign"]
+    kinds = [*RUNNING, *KEPT, *CLOSED, *AWAITED, *NO_LOCK]
     assert sorted(kinds) == sorted(STATES)
     assert set(IN_TROUBLE) < set(STATES)
 

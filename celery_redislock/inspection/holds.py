@@ -1,0 +1,33 @@
+"""The holds, by which operators keep new runs from locks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..app.settings import app_locks
+from ..protocol.holds import Hold, holds_in
+from ..protocol.keys import holds_key
+from ..servers.looking import read
+from ..servers.server import Server
+
+
+def holds(app: Any, server: Server | None = None) -> list[Hold]:
+    """All holds that have not ended; the first that ends comes first.
+
+    Args:
+        app: the Celery app.
+        server: look here, instead of at the app's server.
+
+    Raises:
+        LockUnavailable: the server did not answer, or does not allow it.
+    """
+    locks = app_locks(app)
+    now, (reply,) = read(server or locks.server, [("HGETALL", holds_key(locks.prefix))])
+    return holds_in(reply or (), now)
+
+
+def hold_on(found: Sequence[Hold], task: str, name: str) -> Hold | None:
+    """The hold that keeps this task from the lock with this name for longest; None if none does."""
+    keeping = [each for each in found if each.keeps(task, name)]
+    return keeping[-1] if keeping else None
