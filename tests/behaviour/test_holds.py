@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
+import zlib
 
 import pytest
 
@@ -50,7 +51,7 @@ def row_of(app, name, label):
 def test_a_call_is_skipped_while_its_task_is_on_hold_and_runs_afterwards(
     app, send, worker, journal, label
 ):
-    made = run(app, "hold", "pauses", "--all", "--for", "1h", "--why", WHY)
+    made = run(app, "hold", "pauses", "--for", "1h", "--why", WHY)
     assert "task pauses" in made.stdout
     (hold,) = list_holds(app)
     assert hold.ends_at - hold.since == pytest.approx(3600, abs=0.01)
@@ -124,6 +125,27 @@ def test_a_run_goes_on_and_its_retry_waits_whatever_the_policy(app, send, journa
     unhold_locks(app, task="desc*")
     assert first.get(timeout=60) == label
     assert journal.count(label, "start") == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "target"),
+    [
+        (("pauses",), "task pauses"),
+        (("pauses", "--all"), "task pauses"),
+        (("--all",), "task *"),
+        (("paus*",), "task paus*"),
+        (("--task", "paus*"), "task paus*"),
+        (("shared:x",), "lock shared:x"),
+        (("shared:*",), "lock shared:*"),
+        (("queues", "x"), "lock shared:x"),
+        ((f"{PREFIX}:{{{zlib.crc32(b'shared:x') % 1024}}}:lock:shared:x",), "lock shared:x"),
+    ],
+)
+def test_what_is_held_is_named_as_in_other_commands(app, command, target):
+    made = run(app, "hold", *command, "--for", "60")
+    assert [each.target for each in list_holds(app)] == [target], made.output
+    assert f"{target}, by " in " ".join(run(app, "unhold", *command).stdout.split())
+    assert list_holds(app) == []
 
 
 def test_a_hold_of_all_is_of_locks_outside_of_tasks_too(app, label):

@@ -325,7 +325,7 @@ def _report(
     for result in failed:
         print(f"\nwrong: {_problems(proof, result)}")
     if options.json:
-        figures = [dataclasses.asdict(result) for result in results]
+        figures = [_plain(dataclasses.asdict(result)) for result in results]
         options.json.write_text(json.dumps(figures, indent=1, default=str))
     if options.write and whole and not failed:
         made = _made_with(proof, options)
@@ -337,6 +337,13 @@ def _report(
     if not failed and not options.keep:
         folder.rmdir()
     return int(bool(failed))
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON can say it: a key that is a tuple becomes a text."""
+    if isinstance(value, dict):
+        return {k if isinstance(k, str) else str(k): _plain(each) for k, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _made_with(proof: Proof, options: Options) -> str:

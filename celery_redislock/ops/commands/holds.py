@@ -56,8 +56,9 @@ def hold(
     the time is over: their calls do what they do as duplicates, by `on_conflict`. With `Skip()`
     they do not run at all.
 
-    What has a lock goes on. A retry without a lock and a redelivered message wait for the end of
-    the hold. A KEY may be a glob of keys. To hold the same again sets a new end and reason.
+    A TASK without arguments means all its locks; TASK and KEY may be globs. What has a lock goes
+    on. A retry without a lock and a redelivered message wait for the end of the hold. To hold the
+    same again sets a new end and reason.
     """
     from ... import operations
 
@@ -129,6 +130,7 @@ def _held(app: Any, naming: Naming, task: str | None, all_: bool) -> tuple[str |
         TargetError: there is no such task or call.
         LockUnavailable: the server did not answer, or does not allow it.
     """
+    from ...inspection.locks import matches
     from ...protocol.holds import is_glob
     from ..pick import require_task
 
@@ -140,6 +142,8 @@ def _held(app: Any, naming: Naming, task: str | None, all_: bool) -> tuple[str |
         task = task or naming.target or "*"
         require_task(app, task, ())
         return task, None
-    if is_glob(naming.target) and not naming.has_arguments:
-        return None, naming.text
-    return None, naming.locate(app).keys.name
+    if naming.has_arguments:
+        return None, naming.locate(app).keys.name
+    if any(matches(name, naming.text) for name in app.tasks):
+        return naming.text, None
+    return None, naming.text if is_glob(naming.text) else naming.locate(app).keys.name

@@ -403,9 +403,10 @@ def _takes_over(first: Body, retry: Body, ttl: float) -> bool:
     """Whether this is the retry of a run that published it, and then stood still: it need not wait
     for the end of a lock that was not extended for half of its ttl.
     """
-    extended = max(since for since, _ in first.rights if since < retry.start.asked)
-    is_retry = retry.start.id == first.start.id and retry.start.attempt > first.start.attempt
-    return is_retry and retry.start.asked + TICK - extended >= ttl / 2
+    if retry.start.id != first.start.id or retry.start.attempt <= first.start.attempt:
+        return False
+    extended = max((since for since, _ in first.rights if since < retry.start.asked), default=NEVER)
+    return bool(retry.start.asked + TICK - extended >= ttl / 2)
 
 
 def _limit(body: Body) -> int:
@@ -784,6 +785,18 @@ def what_was_not_sent_has_a_run_that_stands(facts: Facts, verdict: Verdict) -> I
             )
 
 
+def _died_at_its_first_turn(facts: Facts, older: Body, newer: Body) -> bool:
+    """Whether the older task took the lock before the newer one came, and died before its body
+    began: the newer one then found nothing to replace.
+    """
+    begun = {body.start.fence for body in facts.bodies_of[older.start.id]}
+    came = min((e.at for e in facts.of_id[newer.start.id] if e.kind == "received"), default=NEVER)
+    return any(
+        e.kind == "took" and e.at < came and e.fence not in begun
+        for e in facts.of_id[older.start.id]
+    )
+
+
 def what_was_replaced_stays_replaced(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
     """A run that a newer one ended does not run again, and does not end the newer one."""
     for one, body in ran_after_all(facts.replacements, facts.bodies_of):
@@ -798,6 +811,8 @@ def what_was_replaced_stays_replaced(facts: Facts, verdict: Verdict) -> Iterator
         replacing = [body for body in bodies if body.start.id in ids]
         for older, newer in older_after_newer(facts.of_id, replacing):
             begin, end = newer.start.asked - facts.ttl, older.start.at
+            if _died_at_its_first_turn(facts, older, newer):
+                continue
             if not facts.data_may_be_lost(end) and facts.unreachable(begin, end) is None:
                 yield Violation(
                     "older last",

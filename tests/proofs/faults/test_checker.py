@@ -505,6 +505,8 @@ the newer one ends | {ENDS}; conflict new 4 replaced holder=old | older won
 it ends for a third one | {ENDS}; conflict new 4 replaced holder=third |
 in the order in which they came | came one 0.5; came two 0.9; {SIDE_BY_SIDE} | two wait
 in another order | came one 0.9; came two 0.5; {SIDE_BY_SIDE} | two wait and older last
+its child died as it had taken the lock, before the other came | took two 0.3 fence=7; came one 0.9;
+    came two 0.2; {SIDE_BY_SIDE} | two wait
 they came at once | came one 0.52; came two 0.5; {SIDE_BY_SIDE} | two wait
 the server did not hear the question | came one 0.9; came two 0.5 unheard; {SIDE_BY_SIDE} | two
     wait
