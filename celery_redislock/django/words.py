@@ -18,12 +18,13 @@ def said(found: Found) -> str:
         return "a value that is not a lock of ours, which stays"
     if holder is None:
         return "a task that waits for it, and is about to have it"
-    who = holder.label or holder.task_id or "RedisLock"
-    parts = [who, "" if found.in_words == "held" else found.in_words]
-    if holder.acquired_at is not None:
-        parts.append(f"since {_local(holder.acquired_at)}")
-    if holder.node is not None:
-        parts.append(f"on {holder.node}")
+    since = "" if holder.acquired_at is None else f"since {_local(holder.acquired_at)}"
+    if holder.on_hold:
+        parts = [f"on hold by {holder.node}", since, holder.description]
+    else:
+        who = holder.label or holder.task_id or "RedisLock"
+        where = "" if holder.node is None else f"on {holder.node}"
+        parts = [who, "" if found.in_words == "held" else found.in_words, since, where]
     return one_line(", ".join(filter(None, parts)))
 
 

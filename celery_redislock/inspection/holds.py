@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..app.settings import app_locks
-from ..protocol.holds import Hold, holds_in
+from ..protocol.holds import Hold, all_holds
 from ..protocol.keys import holds_key
-from ..servers.looking import read
 from ..servers.server import Server
 
 
@@ -23,8 +22,7 @@ def holds(app: Any, server: Server | None = None) -> list[Hold]:
         LockUnavailable: the server did not answer, or does not allow it.
     """
     locks = app_locks(app)
-    now, (reply,) = read(server or locks.server, [("HGETALL", holds_key(locks.prefix))])
-    return holds_in(reply or (), now)
+    return (server or locks.server).ask(all_holds(holds_key(locks.prefix)), once=True)
 
 
 def hold_on(found: Sequence[Hold], task: str, name: str) -> Hold | None:

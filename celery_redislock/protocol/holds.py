@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from . import holders
 from .claims import to_ms
-from .exchange import Call
+from .exchange import Call, Query
 from .holders import Holder, cut, one_line
 
 #: The longest reason, in characters.
@@ -121,6 +121,16 @@ def _hold(key: str, ttl: float, target: str, how: tuple[Any, ...]) -> Call[Hold 
 def opening_of(task: str | None, lock: str | None) -> str:
     """How the value begins that such a hold has in a lock."""
     return f'{{"token":"","hold":{json.dumps(target_of(task, lock))},'
+
+
+def all_holds(key: str) -> Query[list[Hold]]:
+    """All holds that have not ended, from this key; the first that ends comes first."""
+    return Query([("TIME",), ("HGETALL", key)], _holds_at, key)
+
+
+def _holds_at(replies: list[Any]) -> list[Hold]:
+    (seconds, micros), reply = replies
+    return holds_in(reply, int(seconds) + int(micros) / 1e6)
 
 
 def holds_in(replies: Sequence[Any], now: float) -> list[Hold]:

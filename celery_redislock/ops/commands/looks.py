@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -88,6 +89,7 @@ def list_(
     """List all locks: held, kept or waited for, and foreign values that block a key; and runs that
     go on without the lock that they lost.
     """
+    from ...errors import LockUnavailable
     from ...inspection.holds import holds
     from ...inspection.locks import chosen, snapshot
     from ..pick import require_task
@@ -113,8 +115,9 @@ def list_(
         show_lines(locks_table(shown, wide, colors=True))
         more = f", the first {len(shown)} shown" if len(shown) < len(listed) else ""
         click.echo(f"{summary(found, all_)}{more}")
-        for each in holds(app, server):
-            show_lines(paragraph(in_words(each)))
+        with contextlib.suppress(LockUnavailable):  # nodes that do not answer are named below
+            for each in holds(app, server):
+                show_lines(paragraph(in_words(each)))
 
 
 def _with_depths(app: Any, found: list[Found]) -> list[Found]:

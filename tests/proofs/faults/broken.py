@@ -59,7 +59,7 @@ BROKEN = {
     "two_one_too_many": (
         "a limit counts wrong: one more gets in",
         "acquire",
-        "if KEYS[14] then redis.call('DEL', KEYS[14]) end",
+        "if KEYS[15] then redis.call('DEL', KEYS[15]) end",
     ),
     "pause_is_forgotten": (
         "a release frees the lock at once, whatever `lock_min_hold` says",
