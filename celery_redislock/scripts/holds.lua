@@ -36,10 +36,10 @@ end
 local function hold_on_us()
   local longest, until_ms, name, task = nil, now, nil, nil
   for _, hold in ipairs(all_holds()) do
-    local _, ends, names, tasks, its_value = unpack(hold)
+    local target, ends, names, tasks, its_value = unpack(hold)
     name = name or string.match(lock_id, '|(.*)$')
     task = task or task_of(value) or ''
-    if ends > until_ms and (names ~= '' and string.find(name, names)
+    if ends > until_ms and (target == 'lock ' .. name or names ~= '' and string.find(name, names)
         or tasks ~= '' and string.find(task, tasks)) then
       longest, until_ms = its_value, ends
     end

@@ -1,5 +1,5 @@
 """What the page's users may do, if they know the token: break a lock, drop the tasks that wait for
-it, end its run.
+it, end its run, hold it for a while.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from starlette.requests import Request
 
 from .. import operations
 from ..inspection.about import About
+from ..inspection.holds import hold_on
 from ..inspection.locks import Found, lock
 from ..inspection.states import RUNNING
+from ..protocol.canonical import task_in
 from ..protocol.holders import one_line
 from ..protocol.log import get_logger
 from .guard import checked_token, has_token
@@ -38,12 +40,16 @@ class Action(NamedTuple):
         key: the slot's key.
         holder: the mark of the holder that was shown, see `Found.mark`; "" for none.
         by: who asks for it.
+        seconds: for how long a lock is to be on hold.
+        why: the reason for that.
     """
 
     name: str
     key: str
     holder: str
     by: str
+    seconds: float = 0.0
+    why: str = ""
 
 
 class Actions:
@@ -69,6 +75,8 @@ class Actions:
             "break": self._break,
             "drop": self._drop,
             "end": self._end,
+            "hold": self._hold,
+            "unhold": self._unhold,
         }
 
     @property
@@ -95,7 +103,7 @@ class Actions:
         carry_out = self._kinds.get(request.path_params["action"])
         if carry_out is None:
             raise HTTPException(404, f"no such action; there are: {', '.join(self._kinds)}")
-        needed = ("key",) if carry_out == self._drop else ("key", "holder")
+        needed = ("key", "holder") if carry_out in (self._break, self._end) else ("key",)
         action = _read(await _body(request), needed, self._known)
         who = self._user_of(request.scope) if self._user_of is not None else action.by
         who = one_line(str(who or "the page's user"))[:LONGEST_NAME]
@@ -142,6 +150,29 @@ class Actions:
         logger.warning(text, holder, shown.key, action.by)
         return {"ended": shown.to_dict(), "answered": nodes}
 
+    def _hold(self, action: Action) -> dict[str, Any]:
+        try:
+            hold = operations.hold_locks(
+                self._app,
+                lock=action.name,
+                seconds=action.seconds,
+                why=action.why,
+                by=action.by,
+            )
+        except ValueError as exc:
+            raise HTTPException(400, str(exc)) from None
+        text = "redislock: %s is on hold for %g s by %s: %s"
+        logger.warning(text, action.key, action.seconds, hold.by, hold.why)
+        return {"hold": hold.to_dict()}
+
+    def _unhold(self, action: Action) -> dict[str, Any]:
+        found = hold_on(operations.list_holds(self._app), task_in(action.name) or "", action.name)
+        if found is None:
+            raise HTTPException(409, "not done: it is not on hold")
+        operations.unhold_locks(self._app, task=found.task, lock=found.lock)
+        logger.warning("redislock: the hold of %s was ended by %s", found.target, action.by)
+        return {"ended": found.to_dict(), "target": found.target}
+
 
 async def _body(request: Request) -> Any:
     """The request's JSON; None if it is none."""
@@ -165,7 +196,8 @@ def _read(given: Any, needed: tuple[str, ...], known: About) -> Action:
         HTTPException: it is none.
     """
     given = given if isinstance(given, dict) else {}
-    fields = {name: given.get(name, "") for name in ("key", "holder", "by")}
+    fields = {name: given.get(name, "") for name in ("key", "holder", "by", "why")}
+    seconds = given.get("seconds", 0.0)
     are_texts = all(isinstance(each, str) for each in fields.values())
     if not are_texts or not given.keys() >= {*needed} or not fields["holder"].isascii():
         wanted = '{"key": "...", "holder": "...", "by": "..."}'
@@ -173,4 +205,4 @@ def _read(given: Any, needed: tuple[str, ...], known: About) -> Action:
     name = known.name_of(fields["key"])
     if name is None:
         raise HTTPException(404, "this is not the key of a lock")
-    return Action(name, **fields)
+    return Action(name, **fields, seconds=seconds)

@@ -1,4 +1,4 @@
-// What may be done: break locks, drop those who wait for them, end a run. Each is shown first.
+// What may be done: break locks, drop those who wait for them, end a run, hold a lock. Each is shown first.
 import { clock, count, el, mark, plain, say, taskOf, what } from "./format.js";
 
 const SHOWN = 20;
@@ -26,6 +26,26 @@ export function askToDrop(row, shown, about) {
     [el("p.note", {}, "They end as skipped, and do not run:"), preview(shown, row.waiting)], saidOfDrop);
 }
 
+// No new run gets this lock for a while.
+export function askToHold(row, about) {
+  const length = el("select", { id: "length" }, ...Object.entries({ "10 minutes": 600, "1 hour": 3600, "8 hours": 28800, "1 day": 86400 })
+    .map(([text, seconds]) => el("option", { value: seconds }, text)));
+  const why = el("input", { id: "why", autocomplete: "off", maxlength: 200 });
+  length.value = 3600;
+  ask(about, "Hold this lock?", "Hold it", "hold", [row], [
+    el("p.note", {}, "A run that has the lock goes on. Calls that come do what they do as duplicates: those that skip do not run at all. "
+      + "It ends by itself."),
+    el("label", { for: "length" }, "For"), length, el("label", { for: "why" }, "Why: lists and logs say it"), why,
+  ], () => "The lock is on hold.", () => ({ seconds: Number(length.value), why: why.value.trim() }));
+}
+
+export function askToUnhold(row, about) {
+  ask(about, "End this hold?", "End the hold", "unhold", [row], [
+    el("p.note", {}, `On hold by ${plain(row.node ?? "nobody known")}${row.description ? `: ${plain(row.description)}` : ""}. `
+      + "If all locks of a task are on hold, it ends for all of them."),
+  ], ([done]) => `Ended: the hold of ${plain(done.target)}.`);
+}
+
 // The tasks that wait for these locks, one row for each.
 export function askToDropAll(rows, about) {
   const all = rows.reduce((sum, row) => sum + row.waiting, 0);
@@ -51,7 +71,7 @@ function preview(texts, all) {
 }
 
 // A dialog that shows what an action does to the locks of these rows, and asks who acts.
-function ask(about, title, verb, action, rows, content, saidOf) {
+function ask(about, title, verb, action, rows, content, saidOf, more = () => ({})) {
   const dialog = document.getElementById("ordering");
   const name = el("input", { id: "by", autocomplete: "off", maxlength: 100 });
   const secret = el("input", { type: "password", autocomplete: "off", id: "token", required: "" });
@@ -69,7 +89,7 @@ function ask(about, title, verb, action, rows, content, saidOf) {
     submit.disabled = true;
     token = secret.value;
     by = name.value.trim();
-    const [done, text] = await act(action, rows, saidOf, (text) => say(said, text));
+    const [done, text] = await act(action, rows, saidOf, (text) => say(said, text), more());
     say(said, text);
     mark(said, "data-done", done);
     submit.disabled = false;
@@ -84,12 +104,12 @@ function ask(about, title, verb, action, rows, content, saidOf) {
 }
 
 // One after another: each is refused for itself, if another run holds the lock by now.
-async function act(action, rows, saidOf, tell) {
+async function act(action, rows, saidOf, tell, more) {
   const done = [];
   let refused = "", goesOn = true;
   for (const [place, row] of rows.entries()) {
     if (rows.length > 1) tell(`${place + 1} of ${rows.length} …`);
-    const [status, said] = await order(action, row);
+    const [status, said] = await order(action, row, more);
     if (status === 200) done.push(said);
     else refused = plain(said.error);
     goesOn = status === 200 || status === 409;
@@ -99,12 +119,12 @@ async function act(action, rows, saidOf, tell) {
   return done.length ? [goesOn, `${saidOf(done)} Not all: ${refused}`] : [false, refused];
 }
 
-async function order(action, row) {
+async function order(action, row, more) {
   try {
     const answer = await fetch(`api/locks/${action}`, {
       method: "POST",
       headers: { "content-type": "application/json", authorization: `Bearer ${token}` },
-      body: JSON.stringify({ key: row.key, holder: row.holder ?? "", by }),
+      body: JSON.stringify({ key: row.key, holder: row.holder ?? "", by, ...more }),
     });
     return [answer.status, await answer.json()];
   } catch (error) {

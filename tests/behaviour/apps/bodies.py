@@ -30,9 +30,10 @@ def run(self: Any, label: str, how: str | float = 0.0) -> str:
     """One run, written down at its start and its end.
 
     Args:
-        how: seconds, "stand" to go on when the test says so, "retry" to do so once, or "fail"; with
-            "pause and" before it to ask for a pause of 1.5 s, or "describe and" to say how far it
-            is: it stands then, and is a page further each time that the test lets it go.
+        how: seconds, "stand" to go on when the test says so, "retry" to do so once ("stand and
+            retry": when the test says so), or "fail"; with "pause and" before it to ask for a pause
+            of 1.5 s, or "describe and" to say how far it is: it stands then, and is a page further
+            each time that the test lets it go.
     """
     fence = {"fence": self.lock.fence} if hasattr(self, "lock") else None
     journal.write("start", label, self.request, fence)
@@ -46,8 +47,10 @@ def run(self: Any, label: str, how: str | float = 0.0) -> str:
                 journal.await_go(self.request.id)
         elif how == "stand":
             journal.await_go(self.request.id)
-        elif how == "retry":
+        elif how in ("retry", "stand and retry"):
             if not self.request.retries:
+                if how != "retry":
+                    journal.await_go(self.request.id)
                 raise self.retry(countdown=0.5)
         elif how == "fail":
             raise ValueError("it fails")
