@@ -15,10 +15,9 @@ from starlette.requests import Request
 
 from .. import operations
 from ..inspection.about import About
-from ..inspection.holds import hold_on
+from ..inspection.holds import hold_of
 from ..inspection.locks import Found, lock
 from ..inspection.states import RUNNING
-from ..protocol.canonical import task_in
 from ..protocol.holders import one_line
 from ..protocol.log import get_logger
 from .guard import checked_token, has_token
@@ -166,7 +165,7 @@ class Actions:
         return {"hold": hold.to_dict()}
 
     def _unhold(self, action: Action) -> dict[str, Any]:
-        found = hold_on(operations.list_holds(self._app), task_in(action.name) or "", action.name)
+        found = hold_of(self._app, action.name)
         if found is None:
             raise HTTPException(409, "not done: it is not on hold")
         operations.unhold_locks(self._app, task=found.task, lock=found.lock)
