@@ -17,7 +17,7 @@ from typing import Any
 
 from .app.settings import AppLocks, app_locks
 from .errors import ConfigError, LockUnavailable
-from .inspection.holds import holds as list_holds
+from .inspection.holds import holds as holds_of
 from .inspection.locks import Found, chosen, snapshot
 from .inspection.states import AWAITED, KEPT, RUNNING
 from .protocol import holds, rooms
@@ -246,6 +246,17 @@ def unhold_locks(app: Any, *, task: str | None = None, lock: str | None = None) 
         own.server.run(free_of_hold(keys, LOOKING_TTL, opening))
     own.server.run(make(holds_key(own.prefix)))
     return found
+
+
+def list_holds(app: Any) -> list[Hold]:
+    """All holds that have not ended; the first that ends comes first.
+
+    Raises:
+        LockUnavailable: the server did not answer, or does not allow it.
+        ConfigError: the settings are wrong, or name no server.
+    """
+    _locks(app)
+    return holds_of(app)
 
 
 def _held_name(app: Any, what: str, task: str | None, lock: str | None) -> str | None:

@@ -12,6 +12,8 @@
 
 local MOST_HOLDS = 1000
 
+local ours  -- what `hold_on_us` found out, once
+
 local function is_on_hold(current)
   return is_under(current, '{"token":"","hold":')
 end
@@ -34,6 +36,9 @@ end
 
 -- The value of the hold that keeps us from this lock for longest, and the ms at which it ends; or nil.
 local function hold_on_us()
+  if ours then
+    return ours[1], ours[2]
+  end
   local longest, until_ms, name, task = nil, now, nil, nil
   for _, hold in ipairs(all_holds()) do
     local target, ends, names, tasks, its_value = unpack(hold)
@@ -44,6 +49,7 @@ local function hold_on_us()
       longest, until_ms = its_value, ends
     end
   end
+  ours = {longest, until_ms}
   return longest, until_ms
 end
 

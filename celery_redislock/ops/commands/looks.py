@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -92,6 +91,7 @@ def list_(
     from ...errors import LockUnavailable
     from ...inspection.holds import holds
     from ...inspection.locks import chosen, snapshot
+    from ...inspection.why import why
     from ..pick import require_task
     from .holds import in_words
 
@@ -115,9 +115,13 @@ def list_(
         show_lines(locks_table(shown, wide, colors=True))
         more = f", the first {len(shown)} shown" if len(shown) < len(listed) else ""
         click.echo(f"{summary(found, all_)}{more}")
-        with contextlib.suppress(LockUnavailable):  # nodes that do not answer are named below
+        try:
             for each in holds(app, server):
                 show_lines(paragraph(in_words(each)))
+        except LockUnavailable as exc:  # one node of a cluster has the list of all holds
+            show_lines(
+                paragraph(f"Warning: which locks are on hold is not known: {why(exc)}"), err=True
+            )
 
 
 def _with_depths(app: Any, found: list[Found]) -> list[Found]:
