@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -18,7 +20,7 @@ from celery_redislock import LockLost, RedisLock
 from tests.support.clusters import ClusterSet
 from tests.support.servers import PATIENT, Proxy, RedisServer, SentinelSet
 from tests.support.waiting import eventually, never
-from tests.support.workers import is_running, state_of
+from tests.support.workers import ROOT, is_running, state_of
 
 LOST = (redis.ConnectionError, redis.TimeoutError)
 
@@ -259,3 +261,40 @@ def test_a_worker_that_celery_lets_hang_in_a_cold_shutdown_is_killed(start_worke
     os.kill(child, signal.SIGCONT)
     worker.end_cold(timeout=2)
     assert not is_running(worker.pid)
+
+
+# -- CI's second look -------------------------------------------------------------------------
+
+AGAIN = """
+import pathlib, pytest
+
+@pytest.mark.parametrize("number", range({tests}))
+def test_that_fails(number):
+    runs = pathlib.Path(__file__).with_suffix(f".{{number}}")
+    runs.write_text(runs.read_text() + "x" if runs.exists() else "x")
+    assert len(runs.read_text()) not in {fails}
+"""
+
+
+@pytest.mark.parametrize(
+    ("tests", "fails", "passes", "options"),
+    [
+        (2, [1], True, ["-p", "xdist", "-n", "2"]),
+        (3, [1], False, []),
+        (1, [1, 4], False, []),
+    ],
+    ids=["late, side by side", "more than two", "again, at the last turn"],
+)
+def test_ci_looks_twice_at_one_or_two_tests_that_failed(tmp_path, tests, fails, passes, options):
+    path = tmp_path / "test_again.py"
+    path.write_text(AGAIN.format(tests=tests, fails=fails))
+    plain = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_XDIST_WORKER": ""}
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "tests.support.again", *options, path.name],
+        cwd=tmp_path,
+        env={**os.environ, **plain, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == (0 if passes else 1), ran.stdout
+    assert ran.stdout.count("FAILED ONCE") == (tests if passes else 0)
