@@ -155,7 +155,7 @@ class Kept(NamedTuple):
 
     @property
     def header(self) -> dict[str, Any]:
-        """The part of our header that names what is kept."""
+        """The part of our header that names it."""
         part: dict[str, Any] = {"kept": [self.lock_id, self.token]}
         if self.place is not None:
             part["parked"] = self.place.member
@@ -276,7 +276,7 @@ class Delivery:
         """The header of the message to which this delivery is deferred.
 
         Args:
-            kept: what is kept for this message. It moves to the next one.
+            kept: this message's reservation or place. It moves to the next one.
             copied: another copy of this message may exist.
             outage: the delivery is deferred because the lock server is not available.
         """
@@ -295,7 +295,7 @@ class Delivery:
         self, broker: str, label: str | None = None, has_result: bool = False
     ) -> dict[str, Any]:
         """The header for the message of a task that waits in a room. The message may be published
-        twice, so its header calls it a copy. The publisher adds what is kept for the message.
+        twice, so its header calls it a copy. The publisher adds its place.
 
         Args:
             broker: a digest of the broker that the message belongs to.
@@ -328,7 +328,7 @@ class Delivery:
 
     @property
     def cannot_come_back(self) -> bool:
-        """Whether the broker would give the message, if it got it back, to other workers too."""
+        """Whether a requeued message would reach other workers, too."""
         return self.fanout and self.queue is None
 
     @property

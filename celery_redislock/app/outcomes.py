@@ -91,7 +91,7 @@ class Outcome(enum.Enum):
         self.details = details
 
 
-#: The outcomes of a duplicate that is turned away: skipped, or refused. The scripts, the history
+#: The outcomes of a duplicate that is skipped or refused. The scripts, the history
 #: and the page count these, and not those that are replaced.
 TURNED_AWAY: Final = (Outcome.SKIPPED, Outcome.SKIPPED_WITH_RESULT, Outcome.RAISED)
 

@@ -25,8 +25,8 @@ from .right import Ask
 
 T = TypeVar("T")
 
-#: The most locks of a server and loop for which a connection blocks. Who waits for further ones
-#: asks again and again.
+#: The most locks of a server and loop for which a connection blocks. Waiters for further locks
+#: ask again and again.
 LISTENING: Final = 32
 #: Between so many seconds they ask again, and the more of them there are the more seldom.
 ASK_AGAIN: Final = (0.05, 0.15)

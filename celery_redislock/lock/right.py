@@ -279,7 +279,7 @@ class Right:
 
     def asking_why(self, call: Call[Any]) -> Generator[Ask, Extended, None]:
         """The question why a call that gives the lock back did not find it, if that proves a loss
-        of which the run does not know. The loss is told with the answer.
+        that the run does not know of. The loss is told with the answer.
         """
         is_known = self.is_lost or self.replaced_by is not None
         if not self.fence or is_known or call.in_doubt:

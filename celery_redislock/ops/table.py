@@ -201,7 +201,7 @@ def _wide_row(each: Found) -> dict[str, str]:
 def telling_of(
     name: str, task: str, label: str | None, digests: Mapping[str, str] | None = None
 ) -> str:
-    """What tells a lock from others of its task: the label, the name without the task's, or the
+    """What tells a lock of a task from its others: the label, the name without the task's, or the
     beginning of the digest.
 
     Args:

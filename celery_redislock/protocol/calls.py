@@ -275,7 +275,7 @@ def settle(claim: Claim, release: Release = Release()) -> Call[Settled]:  # noqa
     """Release what a claim holds, if it still holds that. Safe to call again.
 
     Args:
-        claim: its token proves the right to the lock, or to what is kept for a message.
+        claim: its token proves the right to the lock, to the reservation, or to the place.
         release: how to release it.
     """
     of = claim.keys

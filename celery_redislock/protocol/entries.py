@@ -28,7 +28,7 @@ PENDING: Final = b"="
 
 
 def id_in(state: object, member: bytes) -> str:
-    """The id of the entry that this member of a room stands for, from its state as Redis has it."""
+    """The id of the entry behind this member of a room, from its state as Redis has it."""
     text = state if isinstance(state, bytes) else b""
     return (text.split(b"|", 3)[3:] or [member])[0].decode(errors="replace")
 

@@ -1,4 +1,4 @@
-"""What the answers of independent servers come to, of which a majority decides. Does no I/O."""
+"""The answer of a majority of independent servers. Does no I/O."""
 
 from __future__ import annotations
 

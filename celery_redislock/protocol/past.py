@@ -1,5 +1,5 @@
 """The texts of the history in Redis: when a run began, how it ended, and how many duplicates were
-turned away. Does no I/O. `scripts/history.lua` writes these texts.
+skipped or refused. Does no I/O. `scripts/history.lua` writes these texts.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ def is_whole(run_end: str) -> bool:
 
 
 def runs_in(records: Iterable[bytes]) -> list[Past]:
-    """The runs in these records. Records that are not ours are left out. The servers of a quorum
-    have each run with fences of their own, of which its end has the highest.
+    """The runs in these records. Records that are not ours are left out. Each server of a quorum
+    has a fence of its own for a run; the run's end has the highest.
     """
     begins: list[Past] = []
     ends: dict[int, _End] = {}
@@ -143,7 +143,7 @@ def _surer(one: _End, other: _End | None) -> _End:
 
 
 def turned_away_by(value: bytes) -> int:
-    """How many duplicates the run with this lock's value has turned away."""
+    """How many duplicates the run with this lock's value has skipped or refused."""
     count = re.search(_TURNED_AWAY, value.decode(errors="replace"))
     return int(count[1]) if count else 0
 
@@ -160,8 +160,8 @@ def last_success(records: Iterable[bytes]) -> float | None:
 
 
 def per_hour(text: bytes) -> dict[int, int]:
-    """How many duplicates of a task were turned away in each hour, by the hour's Unix time. Leaves
-    out an hour whose text was cut.
+    """How many duplicates of a task were skipped or refused in each hour, by the hour's Unix time.
+    Leaves out an hour whose text was cut.
     """
     hours = re.findall(_HOUR, text.decode(errors="replace"))
     return {int(hour) * 3600: int(count) for hour, count in hours}

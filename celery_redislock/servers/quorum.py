@@ -39,7 +39,7 @@ ASK_AGAIN: Final = (0.05, 0.15)
 
 
 class Quorum(Server):
-    """Independent Redis servers, of which a majority must agree.
+    """Independent Redis servers. A majority must agree.
 
     Args:
         pools: for each server, what makes its connection pools.

@@ -66,7 +66,7 @@ class Unconfirmed(ResponseError):
 #: A request: what to send; how many replies to read; the most seconds that the server may keep them
 #: back on purpose. One without replies closes the connection.
 Request: TypeAlias = tuple[bytes, int, float]
-#: An exchange. It is sent the replies to each request, of which some may be errors.
+#: An exchange. It is sent the replies to each request, some of which may be errors.
 Talk: TypeAlias = Generator[Request, list[Any], T]
 #: Begins an exchange. Its first argument is the server's `ServerWatch`.
 Begin: TypeAlias = Callable[..., Talk[T]]
@@ -105,7 +105,7 @@ def make_call(
 
 
 def make_calls(watch: ServerWatch, calls: Sequence[Call[Any]]) -> Talk[tuple[float, list[Any]]]:
-    """When the calls were sent, on `clock`, and the replies, of which some may be errors."""
+    """When the calls were sent, on `clock`, and the replies, some of which may be errors."""
     sent_at = clock()
     replies = yield b"".join(map(packed, calls)), len(calls), 0.0
     again = [i for i, reply in enumerate(replies) if isinstance(reply, NoScriptError)]

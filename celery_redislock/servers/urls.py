@@ -40,7 +40,7 @@ _NO_TEXT: Final = ("credential_provider", "socket_keepalive_options")
 #: For the servers of a cluster, and for sentinels in the form of other clients.
 _CLUSTER: Final = ("redis+cluster", "rediss+cluster")
 _SENTINEL: Final = ("redis+sentinel", "rediss+sentinel")
-#: For independent servers, of which a majority decides.
+#: For independent servers; a majority decides.
 QUORUM: Final = "redlock"
 SCHEMES: Final = (
     *("redis", "rediss", "unix", "redis+socket", "socket", "sentinel"),
@@ -111,7 +111,7 @@ def source_from_url(url: str, options: Mapping[str, Any] | None = None) -> Sourc
             `sentinel://a;b/0`, Celery's form, with `master_name` in `options`;
             `redis+sentinel://a,b/master_name/0`;
             `redis+cluster://a,b` and `rediss+cluster://a,b`: some nodes of a Redis Cluster;
-            `redlock://a,b,c`: independent servers, of which a majority decides.
+            `redlock://a,b,c`: independent servers; a majority decides.
             User and password come before the first host, in a quorum also before others. TLS is
             what `rediss`, `?ssl=true` or an option that begins with `ssl_` asks for.
         options: some of `TRANSPORT_OPTIONS`.

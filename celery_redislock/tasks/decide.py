@@ -98,7 +98,7 @@ class PutOff:
         holder: the lock's holder, if that is the reason.
         cause: the lock server's error, if that is the reason.
         is_alone: no other run of the task is known that may still give it a result.
-        comes_anew: the task will ask anew, so what is kept for its message is given up.
+        comes_anew: the task will ask anew, so its reservation or place is given up.
     """
 
     countdown: float
@@ -520,8 +520,8 @@ def _defer(facts: Facts, state: State, busy: Busy, countdown: float) -> Step:
         return _skip(busy.holder)  # nobody would run what is published
     if state.message.cannot_come_back:
         why = (
-            "it came through a fanout exchange, to a queue of which this broker cannot give it"
-            " back to this worker alone"
+            "it came through a fanout exchange, and this broker cannot give it back to this"
+            " worker alone"
         )
         return TurnedAway(Outcome.SKIPPED, busy.holder, why=why)
     return PutOff(countdown, Outcome.DEFERRED, busy.holder, comes_anew=True)

@@ -14,7 +14,7 @@ from ..protocol.checks import check_seconds
 
 
 class End(enum.Enum):
-    """How a delivery ends. `passes_on`: what is kept for its message moves to the next message.
+    """How a delivery ends. `passes_on`: its reservation or place moves to the next message.
 
     docs/ends.md has the table, and a test walks all its rows.
     """

@@ -30,7 +30,7 @@ class Facts:
         locks: the app's locks.
         raw: the request as Celery hands it to the tracer, without our header.
         message: the message as it came.
-        kept: what is kept for its message.
+        kept: its reservation or place; None if it has none.
         args: the call's arguments.
         kwargs: the call's keyword arguments.
         is_eager: the task runs in its caller's process, without a worker.
@@ -100,7 +100,7 @@ class Facts:
             receipt=receipt,
             label=self.label,
         )
-        # What is kept may be for another lock: the sender may have had other code.
+        # It may be for another lock: the sender may have had other code.
         ours = kept if kept is not None and kept.is_of(keys) else None
         return Claim(
             keys, message.token, ttl, value, task_id, attempt, nesting,

@@ -79,7 +79,7 @@ class Life:
     Attributes:
         facts: what never changes.
         state: what is known of it; a later state replaces it.
-        kept: what is kept for the message, until it is settled or moves to the next message.
+        kept: the message's reservation or place, until it is settled or moves to the next message.
         lease: the lease; its fence is 0 while the lock is not acquired.
         course: how the delivery goes on in Celery; None while that is not known.
         ran: how the body ended.
@@ -238,7 +238,7 @@ class Life:
         self.course = course = Runs(End.UNLOCKED)
         if self.kept is None:
             self._clear_original(args, kwargs)
-        with only_logged("redislock: could not free what is kept for %s", self):
+        with only_logged("redislock: could not free the reservation or place of %s", self):
             self._give_up_kept()
         take_header(self._raw)
         return course
@@ -391,7 +391,7 @@ class Life:
         self.state = self.state._replace(parks_as="")
 
     def _give_up_kept(self) -> None:
-        """Give up what is kept for the message: the task will not take it."""
+        """Give up the message's reservation or place: the task will not take it."""
         settle_kept(self._task.app, self.kept, End.CANNOT_RUN)
         self.kept = None  # not before: a time limit would leave it to nobody
 

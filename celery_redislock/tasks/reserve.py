@@ -86,7 +86,7 @@ def publish_reserved(
     options: dict[str, Any],
     own: Lease | None,
 ) -> Any:
-    """Send a task, and acquire its lock before. See `Sending`."""
+    """Acquire the task's lock, then send the task. See `Sending`."""
     __tracebackhide__ = True  # in eager mode the body runs here
     call_options = options.pop(CALL, None)
     is_in_canvas = any(options.get(name) for name in _CANVAS)
@@ -201,7 +201,7 @@ class Sending:
             return None  # perhaps only the answer was lost: send the token along
 
     def _has_ended(self, holder: Holder | None) -> bool:
-        """Whether the task that has the lock has a result. A call is not a duplicate of that one.
+        """Whether the lock's holder has a result already: then this call is not its duplicate.
 
         Only a call that would not be sent pays for this question.
         """

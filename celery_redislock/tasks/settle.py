@@ -1,8 +1,8 @@
 """Ends a delivery: what it holds is released, given up, or passed on to the next message.
 
-A delivery of a locked task holds at most a lock, and what is kept for its message: a place in a
-waiting room, or a reservation from when it was sent. The message's header names that by lock id and
-token, so that any process that has the message can settle it, even if the task has changed since.
+A delivery of a locked task holds at most a lock, and a place in a waiting room or a reservation
+from when it was sent. The message's header names these by lock id and token, so that any process
+that has the message can settle them, even if the task has changed since.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = get_logger()
 
 
 def settle_kept(app: Any, kept: Kept | None, end: End) -> None:
-    """Give up what is kept for a message, unless its end passes that on. Safe to do twice.
+    """Give up a message's reservation or place, unless its end passes that on. Safe to do twice.
 
     If the server does not answer, the housekeeper tries again later. A pool process may end before
     that, so the worker's main process tries too: see `worker.kept`.
@@ -48,7 +48,7 @@ def settle_kept(app: Any, kept: Kept | None, end: End) -> None:
 
 def settle_beside(app: Any, kept: Kept | None, end: End) -> None:
     """Do the same in the background: it may wait for the lock server and the broker. It tries as
-    long as the process lives: until what is kept is gone, sends count as duplicates.
+    long as the process lives: until the reservation is gone, sends count as duplicates.
     """
     if kept is not None and not end.passes_on:
         housekeeper.add(partial(_give_up, app, kept), most=math.inf)

@@ -188,7 +188,7 @@ class SingletonTask(LockedTask):
         """Whether a call with these options takes the lock as it is sent."""
         if self.lock_options is None or self.lock_options.lock_scope == "running":
             return False
-        # Celery 5.7 sends a dead process's task again with our header, which says what is kept.
+        # Celery 5.7 sends a dead process's task again with our header, which names its reservation.
         if KEY in (options.get("headers") or ()):
             return False
         locks = self.app_locks

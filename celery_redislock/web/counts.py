@@ -119,5 +119,5 @@ class Usual:
             self._medians[task] = round(median(last), 3)
 
     def of_tasks(self) -> dict[str, float]:
-        """Seconds, by the tasks' names; without those of which too few runs are known."""
+        """Seconds, by the tasks' names; without tasks that have too few known runs."""
         return dict(self._medians)

@@ -1,4 +1,4 @@
-"""Who waits for which lock, as items of the timeline. An event tells that a task begins to wait;
+"""The waits for locks, as items of the timeline. An event tells that a task begins to wait;
 whether it still does, the looks at the waiting rooms tell.
 """
 

@@ -1,5 +1,5 @@
-"""A locked task's request in the worker's main process: it mints the token, settles what is kept
-for the message, and handles the end of a child.
+"""A locked task's request in the worker's main process: it mints the token, settles the
+message's reservation or place, and handles the end of a child.
 """
 
 from __future__ import annotations
@@ -293,7 +293,7 @@ class LockRequest(Request):
     @contained
     def _prepare_retry(self) -> Kept | None:
         """Give the retry a header of its own, since Celery would copy that of this run's message.
-        Returns what is kept for the retry.
+        Returns the retry's reservation.
         """
         heir = None if self._lease is None else self._lease.heir
         context = context_of(self)

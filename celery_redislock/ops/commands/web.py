@@ -44,7 +44,7 @@ def web(
     allow_break: bool,
     token: str | None,
 ) -> None:
-    """Serve a page that shows the locks, who waits for them, and a timeline, live."""
+    """Serve a page that shows the locks, their waiters, and a timeline, live."""
     try:
         from ...web.app import Web
         from ...web.guard import LOCAL

@@ -282,8 +282,8 @@ TABLE: dict[str, tuple[Case, list[Answer], list[Question], Outcomes]] = {
     "defer, to no queue": (
         policy(Defer(), mark={"fanout": True, "queue": None}), [BUSY], [],
         TurnedAway(Outcome.SKIPPED, HOLDER, why=(
-            "it came through a fanout exchange, to a queue of which this broker cannot give it"
-            " back to this worker alone")),
+            "it came through a fanout exchange, and this broker cannot give it back to this"
+            " worker alone")),
     ),
     "wait": (policy(Wait()), [BUSY, GOT], [Await(BUSY, None, SKIP)], Go(BUSY)),
     "wait in vain": (
