@@ -128,7 +128,7 @@ class Holder:
             who += f" ({self.label})"
             # Outside of tasks a label tells more than the pid, and replaces it.
             where = where if self.task_id else f" on {self.node}"
-        text = f"a hold by {self.node}" if self.on_hold else who + where
+        text = f"an operator, {self.node}," if self.on_hold else who + where
         if self.acquired_at is not None:
             since = datetime.fromtimestamp(self.acquired_at, timezone.utc)
             text += f" since {since.isoformat(timespec='milliseconds')}"

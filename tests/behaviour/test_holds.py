@@ -62,9 +62,10 @@ def test_a_call_is_skipped_while_its_task_is_on_hold_and_runs_afterwards(
     skipped = send("pauses", label)
     with pytest.raises(TaskSkipped) as caught:
         skipped.get(timeout=20)
+    assert str(caught.value).startswith("skipped, because the lock is on hold: ")
     assert (caught.value.holder.on_hold, caught.value.holder.description) == (True, WHY)
     (line,) = [each for each in worker.log().splitlines() if f"pauses[{skipped.id}] skip" in each]
-    assert f"is held by a hold by {hold.by} since " in line
+    assert f"is held by an operator, {hold.by}, since " in line
     assert line.endswith(f": {WHY}")
 
     table = run(app, "list", "--state", "on hold").stdout
@@ -158,7 +159,7 @@ def test_a_hold_of_all_is_of_locks_outside_of_tasks_too(app, label):
         assert [each.state for each in running] == ["held"], "who has it keeps it"
     with pytest.raises(LockConflict) as caught, RedisLock(url, name, prefix=PREFIX, timeout=0):
         pass
-    assert str(caught.value.holder).startswith("a hold by deploy 71 since")
+    assert str(caught.value.holder).startswith("an operator, deploy 71, since")
     unhold_locks(app, task="*")
     with RedisLock(url, name, prefix=PREFIX, timeout=0) as held:
         assert held.fence

@@ -53,7 +53,7 @@ def test_who_asks_for_a_lock_on_hold_learns_who_holds_it_off_until_when_and_why(
     assert (met.holder.description, met.holder.acquired_at) == ("migration", stored.since)
     assert met.holder.task is None
     assert met.holder.task_id is None
-    assert str(met.holder).startswith("a hold by anna@host since ")
+    assert str(met.holder).startswith("an operator, anna@host, since ")
     assert str(met.holder).endswith(": migration")
     assert room.store.ask(calls.holder_of(room.keys, TTL)).on_hold, "and so do all others"
 
