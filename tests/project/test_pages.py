@@ -35,7 +35,8 @@ from tests.support.programs import python
 from tests.support.shell import check_shell, plugin
 from tests.support.workers import ROOT
 
-DOCUMENTS = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "tests/proofs/README.md"]
+INSIDE = sorted((ROOT / "docs/inside").glob("*.md"))
+DOCUMENTS = [*PAGES, *INSIDE, ROOT / "CHANGELOG.md", ROOT / "tests/proofs/README.md"]
 DB = 10
 #: How many blocks of a page do not run. Each says why.
 NOT_RUN = {"docs/migrating.md": 5, "docs/django.md": 1}

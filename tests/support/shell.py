@@ -63,7 +63,9 @@ def check_shell(block: Block, server: redis.Redis) -> None:
     page_files = {each.note for each in blocks(ROOT / block.page) if each.kind == "file"}
     folder = ROOT
     for words in commands(block):
-        while re.match(r"[A-Z_]+=", words[0]):
+        if words[0] in ("for", "done"):
+            continue
+        while words[0] == "do" or re.match(r"[A-Z_]+=", words[0]):
             words = words[1:]
         program, *arguments = words
         if program == "cd":
@@ -127,6 +129,8 @@ def _pip(arguments: list[str]) -> None:
 
 
 def _redis_cli(arguments: list[str], server: redis.Redis) -> None:
+    if arguments[:2] == ["--cluster", "create"]:
+        return
     words = iter(arguments)
     for word in words:
         if not word.startswith("-"):
