@@ -244,7 +244,8 @@ def read(app: Any, docname: str, source: list[str]) -> None:
         source[0] = (ROOT / "CHANGELOG.md").read_text("utf-8").replace("](docs/", "](")
     source[0] = with_index_entries(docname, source[0])
     source[0] = re.sub(FILE, r"```{code-block} \2\n:caption: \1\n\n", source[0])
-    source[0] = re.sub(r"\[([^][]*)\]\((\.\./[^)]*|[A-Z][^)/]*\.md[^)]*)\)", link, source[0])
+    if "/" not in docname:  # `../` of others leads to a page
+        source[0] = re.sub(r"\[([^][]*)\]\((\.\./[^)]*|[A-Z][^)/]*\.md[^)]*)\)", link, source[0])
 
 
 def link(found: re.Match[str]) -> str:
