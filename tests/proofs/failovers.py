@@ -150,4 +150,4 @@ class Failovers(Proof):
             so_far[:] = map(sum, zip(so_far, dataclasses.astuple(result.figures), strict=True))
         head = ("", "`min_replicas`", "locks taken", "of these after the cut")
         head += ("refused after the cut", "held twice after the failover")
-        return [Table("servers.md#failovers", head, [(*who, *n) for who, n in totals.items()])]
+        return [Table("docs/servers.md#failovers", head, [(*who, *n) for who, n in totals.items()])]
