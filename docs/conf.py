@@ -69,7 +69,6 @@ NAVIGATION = {
         "security",
         "guarantees",
         "performance",
-        "benchmarks",
     ],
     "Know it": ["how-it-works", "glossary", "api", "changelog"],
 }

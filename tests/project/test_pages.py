@@ -36,7 +36,10 @@ from tests.support.shell import check_shell, plugin
 from tests.support.workers import ROOT
 
 INSIDE = ROOT / "docs/inside"
-DOCUMENTS = [*PAGES, ROOT / "CHANGELOG.md", *INSIDE.glob("*.md"), *(ROOT / "tests").rglob("*.md")]
+DOCUMENTS = [
+    *(*PAGES, ROOT / "CHANGELOG.md", ROOT / "bench/RESULTS.md"),
+    *(*INSIDE.glob("*.md"), *(ROOT / "tests").rglob("*.md")),
+]
 DB = 10
 #: How many blocks of a page do not run. Each says why.
 NOT_RUN = {"docs/migrating.md": 5, "docs/django.md": 1}
