@@ -27,8 +27,8 @@ from .section import Run
 from .surroundings import in_words, surroundings
 
 ROOT = Path(__file__).parents[1]
-DOCUMENT = ROOT / "docs" / "benchmarks.md"
-FOLDER = ROOT / "docs" / "bench"
+DOCUMENT = ROOT / "bench" / "RESULTS.md"
+FOLDER = ROOT / "bench" / "results"
 #: What people read of each section, by its name. Each is a module with a `measure`.
 SECTIONS = {
     "primitive": "acquire and release, uncontended, beside five locks and the floor",
@@ -113,7 +113,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--quick", action="store_true", help="the short form; compares, and writes no documents"
     )
     parser.add_argument(
-        "--output", type=Path, metavar="FOLDER", help="for JSON and SVG (default: docs/bench)"
+        "--output", type=Path, metavar="FOLDER", help="for JSON and SVG (default: bench/results)"
     )
     options = parser.parse_args(arguments)
     if unknown := set(options.section) - set(SECTIONS):

@@ -69,10 +69,8 @@ NAVIGATION = {
         "security",
         "guarantees",
         "performance",
-        "benchmarks",
-        "figures",
     ],
-    "Know it": ["how-it-works", "ends", "glossary", "model", "api", "changelog"],
+    "Know it": ["how-it-works", "glossary", "api", "changelog"],
 }
 
 
@@ -241,22 +239,29 @@ def read(app: Any, docname: str, source: list[str]) -> None:
     if docname == "api":
         source[0] += "\n" + "\n".join(reference())
     if docname == "changelog":
-        source[0] = (ROOT / "CHANGELOG.md").read_text("utf-8").replace("](docs/", "](")
+        source[0] = (ROOT / "CHANGELOG.md").read_text("utf-8")
+        source[0] = source[0].replace("](docs/", "](").replace("](tests/", "](../tests/")
+    if docname.startswith("inside/"):  # linked from the pages, and in no table of contents
+        source[0] = f"---\norphan: true\n---\n\n{source[0]}"
     source[0] = with_index_entries(docname, source[0])
     source[0] = re.sub(FILE, r"```{code-block} \2\n:caption: \1\n\n", source[0])
-    if "/" not in docname:  # `../` of others leads to a page
-        source[0] = re.sub(r"\[([^][]*)\]\((\.\./[^)]*|[A-Z][^)/]*\.md[^)]*)\)", link, source[0])
+    folder = (HERE / docname).parent
+    source[0] = re.sub(
+        r"\[([^][]*)\]\((\.\./[^)]*|[A-Z][^)/]*\.md[^)]*)\)",
+        lambda found: link(found[1], found[2], folder),
+        source[0],
+    )
 
 
-def link(found: re.Match[str]) -> str:
-    """A link out of this folder. A file can be downloaded; else its name stays."""
-    text, target = found.groups()
-    if target.endswith("CHANGELOG.md"):
-        return f"[{text}](changelog.md)"
-    if target.endswith("README.md"):
-        return f"[{text}](index.md)"
-    is_code = target.startswith("../") and (HERE / target).is_file() and not target.endswith(".md")
-    return found[0] if is_code else text
+def link(text: str, target: str, folder: Path) -> str:
+    """A link from a page in a folder. A page, or a file to download; else the name stays."""
+    up = "../" * len(folder.relative_to(HERE).parts)
+    path = (folder / target.partition("#")[0]).resolve()
+    for file, page in ((ROOT / "CHANGELOG.md", "changelog"), (ROOT / "README.md", "index")):
+        if path in (file, HERE / file.name):
+            return f"[{text}]({up}{page}.md)"
+    is_here = path.is_relative_to(HERE) or (path.is_file() and path.suffix != ".md")
+    return f"[{text}]({target})" if is_here else text
 
 
 def adapt(app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:

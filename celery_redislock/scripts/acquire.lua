@@ -21,7 +21,7 @@
 -- Reply the fence, a number, if it is the time of the acquisition in us
 --       {"acquired", value as stored, fence}  if the fence is not that time, or for a second call
 --       {"done", the note, ms until it expires, or -1}
---           this attempt has run before, or must not run; see `notes` in docs/how-it-works.md
+--           this attempt has run before, or must not run; see `notes` in docs/inside/redis.md
 --       {"busy", value, ms to live (-1: for ever), relation, now in ms, and the entry to publish,
 --           if any: see room.lua}. The relation is
 --           "other" | "own" this very attempt | "earlier" this task's earlier attempt

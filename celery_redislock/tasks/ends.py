@@ -16,7 +16,7 @@ from ..protocol.checks import check_seconds
 class End(enum.Enum):
     """How a delivery ends. `passes_on`: its reservation or place moves to the next message.
 
-    docs/ends.md has the table, and a test walks all its rows.
+    docs/inside/deliveries.md has the table, and a test walks all its rows.
     """
 
     RAN = ("ran", False)

@@ -17,7 +17,7 @@ from tests.support.workers import ROOT, Worker
 
 
 class Keys:
-    """The keys of a lock by their kinds, such as `keys.room`, as docs/how-it-works.md names them.
+    """The keys of a lock by their kinds, such as `keys.room`, as docs/inside/redis.md names them.
 
     Args:
         lock: the lock's key, as `task.lock_key_for` and `RedisLock.key` tell it.

@@ -1,4 +1,4 @@
-"""Every row of the table of docs/ends.md, on real workers."""
+"""Every row of the table of docs/inside/deliveries.md, on real workers."""
 
 from __future__ import annotations
 
@@ -541,7 +541,7 @@ MARKS = {CONNECTION_LOST: needs_impatience, RETRIED: needs_retry}
 
 def rows() -> list[list[str]]:
     """The cells of the table's rows."""
-    page = (ROOT / "docs" / "ends.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/inside/deliveries.md").read_text(encoding="utf-8")
     _, _, text = page.partition("<!-- ends:begin -->")
     lines = text.partition("<!-- ends:end -->")[0].strip().splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]

@@ -130,3 +130,40 @@ def test_what_grows_is_measured_and_nothing_but_listing_takes_more_commands(own_
     assert few["commands"] == many["commands"]
     assert (listed[1] > listed[0]) == (what != "room")
     assert all(many[operation] > 0 for operation in growth.OPERATIONS)
+
+
+def rows_of(text: str) -> list[list[str]]:
+    """The cells of the tables in a text."""
+    lines = [line.strip("|").split("|") for line in text.splitlines() if line[:2] == "| "]
+    return [[cell.strip() for cell in line] for line in lines]
+
+
+def test_the_page_on_performance_quotes_the_results():
+    results = command.DOCUMENT.read_text(encoding="utf-8")
+
+    def published(section: str, column: str, names: tuple[str, ...], start: int = 0) -> list[str]:
+        text = results.partition(f"figures:{section}:begin")[2].partition(f"figures:{section}:end")
+        head, *rows = rows_of(text[0])
+        place = head.index(column)
+        figures = {row[start]: row[place].partition(" ")[0] for row in rows if len(row) > place}
+        return [figures[name] for name in names]
+
+    locks = ("celery-redislock", "redis-py Lock", "python-redis-lock", "pottery Redlock")
+    tasks = ("celery-redislock", "redis-py Lock in the body", "celery-once", "celery-singleton")
+    page = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+    quoted = {row[0]: row[1:] for row in rows_of(page[page.index("## Beside other locks") :])}
+    pair = published("primitive", "one core, against redis-py Lock", locks)
+    assert quoted["acquire and release, one core"] == pair
+    # The last of its rows have 64 clients.
+    sections, evenness = (
+        published("contended", each, locks, 1) for each in ("sections/s", "evenness")
+    )
+    assert quoted["sections a second, 64 clients on one lock, 1 ms each"] == sections
+    assert quoted["evenness: 1 if all clients have had the same"] == evenness
+    for pool, place in (("solo", 4), ("prefork", 8)):
+        rows = rows_of(
+            results.partition("figures:tasks:begin")[2].partition("figures:tasks:end")[0]
+        )
+        figures = {row[0]: row[place].partition(" ")[0] for row in rows if len(row) > place}
+        assert rows[0][place - 1] == f"{pool} µs"
+        assert quoted[pool] == [figures[name] for name in tasks]

@@ -35,20 +35,23 @@ from tests.support.programs import python
 from tests.support.shell import check_shell, plugin
 from tests.support.workers import ROOT
 
-INSIDE = sorted((ROOT / "docs/inside").glob("*.md"))
-DOCUMENTS = [*PAGES, *INSIDE, ROOT / "CHANGELOG.md", ROOT / "tests/proofs/README.md"]
+INSIDE = ROOT / "docs/inside"
+DOCUMENTS = [
+    *(*PAGES, ROOT / "CHANGELOG.md", ROOT / "bench/RESULTS.md"),
+    *(*INSIDE.glob("*.md"), *(ROOT / "tests").rglob("*.md")),
+]
 DB = 10
 #: How many blocks of a page do not run. Each says why.
 NOT_RUN = {"docs/migrating.md": 5, "docs/django.md": 1}
 
 
 def test_the_guarantees_quote_the_last_run_of_the_fault_bench():
-    figures = (ROOT / "docs/figures.md").read_text(encoding="utf-8")
+    figures = (ROOT / "tests/proofs/FIGURES.md").read_text(encoding="utf-8")
     (total,) = re.findall(r"^\| all \|(.*)\|$", figures, re.MULTILINE)
     cells = [cell.strip() for cell in total.split("|")]
     quoted = (ROOT / "docs/guarantees.md").read_text(encoding="utf-8")
     (paragraph,) = (text for text in quoted.split("\n\n") if "[last full run]" in text)
-    said = re.sub(r"\(figures\.md\S*\)", "", paragraph.replace(",", ""))
+    said = re.sub(r"\(\S*FIGURES\.md\S*\)", "", paragraph.replace(",", ""))
     cases, messages, bodies, parked, forgotten, both = (cells[i] for i in (0, 1, 2, 9, 10, 12))
     child, worker = (cells[i].partition(" / ")[2] for i in (15, 16))
     for figure in (cases, messages, bodies, parked, forgotten, both, f"{child} s", f"{worker} s"):
@@ -171,12 +174,11 @@ def test_the_table_of_commands_has_each_command_and_options_that_it_takes():
 
 
 def test_every_module_and_script_is_documented():
-    text = (ROOT / "docs/how-it-works.md").read_text(encoding="utf-8")
-    package = ROOT / "celery_redislock"
-    files = {path.name for path in package.glob("scripts/*.lua")} | modules()
-    assert {name for name in files if f"`{name}`" not in text} == set()
-    table = text[text.index("## The modules") :]
+    table = (INSIDE / "modules.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^\| `(\S+\.py)` \|", table, re.M)) == modules()
+    text = (INSIDE / "redis.md").read_text(encoding="utf-8")
+    scripts = {path.name for path in (ROOT / "celery_redislock").glob("scripts/*.lua")}
+    assert {name for name in scripts if f"`{name}`" not in text} == set()
 
 
 def modules() -> set[str]:

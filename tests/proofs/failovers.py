@@ -151,4 +151,4 @@ class Failovers(Proof):
         head = ("", "`min_replicas`", "locks taken", "of these after the cut")
         head += ("refused after the cut", "held twice after the failover")
         rows = [(*who, *n) for who, n in totals.items()]
-        return [Table("inside/servers.md#failovers", head, rows)]
+        return [Table("docs/inside/servers.md#failovers", head, rows)]

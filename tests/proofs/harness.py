@@ -34,7 +34,7 @@ import kombu
 from tests.support.figures import write_section
 from tests.support.servers import redis_server_binary
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
 Options = argparse.Namespace
 
 
@@ -43,7 +43,7 @@ class Table:
     """Figures, for people and for the documents.
 
     Attributes:
-        section: the document and the section that this is written into, as "figures.md#faults".
+        section: the file and the section that this is written into: "tests/proofs/FIGURES.md#soak".
         head, rows: the cells.
         left: how many columns are words.
         legend: what the columns are.
@@ -331,7 +331,7 @@ def _report(
         made = _made_with(proof, options)
         for table in tables:
             document, _, section = table.section.partition("#")
-            write_section(DOCS / document, section, f"{made}\n\n{table.markdown()}")
+            write_section(ROOT / document, section, f"{made}\n\n{table.markdown()}")
     elif options.write:
         print("nothing is written: it was not the whole, or something is wrong")
     if not failed and not options.keep:

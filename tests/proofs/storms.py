@@ -153,4 +153,4 @@ class Storms(Proof):
             for result in results
         ]
         head = ("policy", "calls", "ran", "drained in s", "other keys")
-        return [Table("figures.md#storms", head, rows)]
+        return [Table("tests/proofs/FIGURES.md#storms", head, rows)]

@@ -149,7 +149,7 @@ def page(folder):
 
 def test_trials_that_are_right_give_figures(tmp_path, capsys, monkeypatch):
     document, figures = page(tmp_path), tmp_path / "figures.json"
-    monkeypatch.setattr(harness, "DOCS", tmp_path)
+    monkeypatch.setattr(harness, "ROOT", tmp_path)
     arguments = ["--only", "long*", "--seeds", "2", "--json", str(figures)]
 
     assert harness.main(Words(), arguments) == 0
@@ -173,7 +173,7 @@ def test_what_is_wrong_is_said_and_how_to_run_it_again(tmp_path, capsys):
 
 def test_the_whole_is_written_into_the_documents(tmp_path, monkeypatch):
     document = page(tmp_path)
-    monkeypatch.setattr(harness, "DOCS", tmp_path)
+    monkeypatch.setattr(harness, "ROOT", tmp_path)
     monkeypatch.setattr(Words, "trials", lambda self, options: ["long", "longest"])
 
     assert harness.main(Words(), ["--write"]) == 0

@@ -1,6 +1,6 @@
 """What a worker and its lock server say to one another, as it goes over the wire. Pure.
 
-Which keys there are: docs/how-it-works.md. The head of each script says what its keys, arguments
+Which keys there are: docs/inside/redis.md. The head of each script says what its keys, arguments
 and replies are. A script is known here by the kinds of its first keys.
 """
 

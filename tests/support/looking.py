@@ -1,5 +1,5 @@
 """What tests of the commands and the page share: an app to look at, locks in every state as Redis
-has them, and the commands themselves. The formats are those of docs/how-it-works.md.
+has them, and the commands themselves. The formats are those of docs/inside/redis.md.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ class Bench(Proof):
             [name, *(cell(some) for cell in COLUMNS.values())] for name, some in by_fault.items()
         ]
         head = ["fault", *COLUMNS]
-        return [Table(f"figures.md#{self.name}", head, rows, legend=LEGEND)]
+        return [Table(f"tests/proofs/FIGURES.md#{self.name}", head, rows, legend=LEGEND)]
 
 
 class Faults(Bench):

@@ -174,8 +174,8 @@ class Hosts(Proof):
         rows = [_cut_row(name, groups) for name, groups in cuts.items()]
         links = [row for row in links if row[1] != "none"]
         tables = (
-            Table("inside/servers.md#split", CUTS, rows),
-            Table("inside/servers.md#bad-links", LINKS, links, 2),
+            Table("docs/inside/servers.md#split", CUTS, rows),
+            Table("docs/inside/servers.md#bad-links", LINKS, links, 2),
         )
         return [table for table in tables if table.rows]
 

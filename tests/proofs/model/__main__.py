@@ -11,7 +11,7 @@ from tests.support.figures import write_section
 
 from .cases import BROKEN, HOLDS, LIMITS, Case, Row, explored
 
-DOCUMENT = Path(__file__).parents[3] / "docs/model.md"
+DOCUMENT = Path(__file__).parent / "README.md"
 PARTS = (
     ("Everything holds", HOLDS),
     ("A rule is left out, and something breaks", BROKEN),
@@ -44,7 +44,7 @@ def _said(row: Row) -> str:
 
 
 def as_markdown(parts: Sequence[tuple[str, Sequence[Row]]]) -> str:
-    """The tables of docs/model.md. Nothing in them depends on the machine."""
+    """The tables of README.md. Nothing in them depends on the machine."""
     lines = []
     for title, rows in parts:
         lines += ["", f"| {title} | states | steps | depth | |", "|---|--:|--:|--:|---|"]
@@ -63,7 +63,7 @@ def main() -> int:
     parser.add_argument(
         "--only", default="", metavar="TEXT", help="only cases with this in the name"
     )
-    parser.add_argument("--write", action="store_true", help="write the tables into docs/model.md")
+    parser.add_argument("--write", action="store_true", help="write the tables into README.md")
     given = parser.parse_args()
     tables = []
     for title, part in PARTS:

@@ -1,7 +1,7 @@
 """The protocol of the lock as a small state machine: not the code, but what the code is to do.
 
 A few deliveries want one lock. Time is counted in ticks. Whatever may happen happens, in every
-order. A step is a name and the state after it. docs/model.md says what is left out.
+order. A step is a name and the state after it. README.md says what is left out.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def test_something_breaks_without_one_of_the_rules(case: Case) -> None:
 @pytest.mark.parametrize("case", LIMITS, ids=by_name)
 def test_what_is_not_prevented_is_known(case: Case) -> None:
     violation = explored(case).result.violation
-    assert violation is not None, "it is prevented by now: say so in docs/model.md"
+    assert violation is not None, "it is prevented by now: say so in README.md"
     assert violation.broken == case.breaks, f"\n{violation}"
 
 
@@ -123,7 +123,7 @@ def test_the_summary_is_printed_and_says_if_something_is_not_as_expected() -> No
 
 def test_the_document_says_what_was_seen(seen: dict[str, Row]) -> None:
     """`python -m tests.proofs.model --big --write` brings it up to date."""
-    text = (Path(__file__).parents[3] / "docs/model.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parent / "README.md").read_text(encoding="utf-8")
     for case in SMALL:
         result = row_of(case, seen).result
         assert f"| {case.name} | {result.states:,} | {result.steps:,} | {result.depth} |" in text

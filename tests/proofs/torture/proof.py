@@ -289,9 +289,11 @@ class Torture(Proof):
             stopped.append([use, *counts, sum(past) if past else "no fence"])
         head = [f"{each}: {'in ignorance' if 'stops' in each else 'came in'}" for each in SCENES]
         return [
-            Table("figures.md#torture", ["", *head, "sections in all"], came_in),
+            Table("tests/proofs/FIGURES.md#torture", ["", *head, "sections in all"], came_in),
             Table(
-                "figures.md#torture-stops", ["", *FATES.values(), "with the fence checked"], stopped
+                "tests/proofs/FIGURES.md#torture-stops",
+                ["", *FATES.values(), "with the fence checked"],
+                stopped,
             ),
         ]
 

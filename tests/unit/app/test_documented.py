@@ -19,7 +19,7 @@ def test_every_outcome_of_a_conflict_is_documented():
 
 
 def test_the_table_of_ends_has_every_end():
-    page = (DOCS / "ends.md").read_text(encoding="utf-8")
+    page = (DOCS / "inside/deliveries.md").read_text(encoding="utf-8")
     table = page.partition("<!-- ends:begin -->")[2].partition("<!-- ends:end -->")[0]
     _, _, *rows = table.strip().splitlines()
     assert {row.split("|")[1].strip() for row in rows} == {end.label for end in End}
