@@ -240,7 +240,8 @@ def read(app: Any, docname: str, source: list[str]) -> None:
         source[0] += "\n" + "\n".join(reference())
     if docname == "changelog":
         source[0] = (ROOT / "CHANGELOG.md").read_text("utf-8")
-        source[0] = source[0].replace("](docs/", "](").replace("](tests/", "](../tests/")
+        source[0] = source[0].replace("](docs/", "](")
+        source[0] = re.sub(r"\]\((bench|tests)/", r"](../\1/", source[0])
     if docname.startswith("inside/"):  # linked from the pages, and in no table of contents
         source[0] = f"---\norphan: true\n---\n\n{source[0]}"
     source[0] = with_index_entries(docname, source[0])
