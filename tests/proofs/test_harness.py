@@ -108,7 +108,7 @@ def test_calls_are_read_as_far_as_they_are_whole():
         0,
     )
     offered = [b"m", b"id:0.0", b"text", b"0", 1500]
-    assert offer_in(call, [b"busy", b"", 1, b"other", 0, *offered]) == ("id:0.0", 1.5)
+    assert offer_in(call, [b"busy", b"", 1, b"other", 0, *offered]) == ("id:0.0", 1.5, False)
     assert offer_in(call, [b"busy", b"", 1, b"other", 0]) is None
 
 

@@ -54,10 +54,13 @@ class Call(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """Who of a room is to be published now: its entry, and since how many seconds it was."""
+    """Who of a room is to be published now: its entry, since how many seconds it was, and whether
+    it gives up, since its time is over.
+    """
 
     entry: str
     since: float
+    gives_up: bool
 
 
 def commands_in(data: bytes) -> Iterator[list[bytes]]:
@@ -117,4 +120,6 @@ def offer_in(call: Call, reply: Any) -> Offer | None:
         offered = reply[2:] if isinstance(reply, list) else ()
     elif call.script == "look":
         offered = reply[1]
-    return Offer(offered[1].decode(), offered[4] / 1000) if offered else None
+    if not offered:
+        return None
+    return Offer(offered[1].decode(), offered[4] / 1000, offered[3] == b"1")

@@ -76,7 +76,8 @@ def too_early(
             ids = {entry.rpartition(":")[0] for entry in first.parked.replaced} & asked.keys()
             times += [first.asked_at, *(asked[each].at for each in ids)]
             unheard = ids - firsts.keys()
-            if first.parked.at - first.parked.asked > ONE_ANSWER and first.parked.id in asked:
+            is_late = first.parked.at - first.parked.asked > ONE_ANSWER
+            if first.parked.id in asked and (is_late or first.left_by < first.parked.at):
                 unheard.add(first.parked.id)  # it was asked twice: the first answer was lost
             times += [_slot_taken(stays, asked[each]) for each in unheard]
         yield body, (call, start), min(call.at + quiet, min(times) + max_wait) - start.at

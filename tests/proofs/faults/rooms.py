@@ -84,7 +84,8 @@ class Stay:
         """
         self.offers.append(offer)
         first = offer.asked - offer.since
-        self.late.append((first, first + BESIDE_WAITERS))
+        # One whose time is over is published to end: nobody waits for it.
+        self.late.append((first, first if offer.get("gives_up") else first + BESIDE_WAITERS))
         if offer.since > GOES_LAST_AFTER - ONE_ANSWER:
             self.last_from = min(self.last_from, offer.asked)
 
@@ -189,13 +190,20 @@ def unsaid(events: Iterable[Event]) -> list[Event]:
     """
     events, slow = list(events), []
     first: dict[tuple[str, int], Event] = {}
+    replaced_at: dict[str, list[float]] = defaultdict(list)
+    for event in events:
+        for entry in event.get("replaced", ()) if event.kind in ("parked", "not parked") else ():
+            replaced_at[entry].append(event.at)
     for event in events:
         if event.kind == "parks":
             first.setdefault((event.entry, event.pid), event)
         elif event.kind in ("parked", "not parked"):
             # It may be the answer to a later message's question, in another way.
             asked = first.pop((event.entry, event.pid), event)
-            if event.said in _MAY_REPLACE and event.at - event.asked > ONE_ANSWER:
+            # Who was replaced before it was answered was in the room, and is answered anew.
+            was_in = any(event.asked < at < event.at for at in replaced_at[event.entry])
+            is_late = was_in or event.at - event.asked > ONE_ANSWER
+            if event.said in _MAY_REPLACE and is_late:
                 slow.append(Event("parks", event.asked, {**asked.fields, "answered": event.at}))
     return slow + _left_open(events, "parks", ("parked", "not parked"), lambda event: event.entry)
 

@@ -183,9 +183,9 @@ class _Story:
     def _out(self, entry: str, at: float) -> None:
         self._entry("out", entry, at)
 
-    def _offered(self, entry: str, at: float, *, since: float = 0.0) -> None:
+    def _offered(self, entry: str, at: float, *, since: float = 0.0, **fields: Any) -> None:
         """Its message was to be published, as first that many seconds before."""
-        self._entry("offered", entry, at, since=since, asked=at - 0.01)
+        self._entry("offered", entry, at, since=since, asked=at - 0.01, **fields)
 
     def _passed(self, at: float, member: str) -> None:
         self._add("passed over", at, key="k", member=member)

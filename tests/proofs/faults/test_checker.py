@@ -360,6 +360,9 @@ the message is late, offered at 3.5, as first 1.6 s before | parked a 1; parked 
     3.5 since=1.6; took new 3; took a 4; took b 5 |
 the message is late, offered at 3.5, as first 1.4 s before | parked a 1; parked b 1.1; offered a
     3.5 since=1.4; took new 3; took a 4; took b 5 | overtook
+its time is over, and it is published to end | parked a 1; offered a 1.5 gives_up=yes; took new 1.6;
+    out a 1.7 |
+its time is not over | parked a 1; offered a 1.5; took new 1.6; out a 1.7 | overtook
 one that met a held lock is waited for again | parked a 1; offered a 1.5; parked a 2; took new 3;
     took a 4 | overtook
 until it is late again | parked a 1; offered a 1.5; parked a 2; offered a 2.1; took new 4; took a 5
@@ -438,6 +441,8 @@ one replaces another, hears of it when asked again, and is replaced | parked a 1
     2.3 newest=t asked=1.5; parked c 2.5 newest=t replaced=b; took c 3 |
 one that replaces nobody, and is answered at once | parked a 1 newest=t; parked b 2 newest=t;
     parked c 2.5 newest=t replaced=b; took c 3 | order and two wait
+one replaces another, is replaced before it is answered at all, and is answered soon | parked a 1
+    newest=t; parked c 2.01 newest=t replaced=b; parked b 2.03 newest=t asked=1.98; took c 3 |
 one that came after the late answer, beside another one | parked b 2.3 newest=t asked=1.5; parked a
     2.4 newest=t; parked c 2.5 newest=t replaced=b; took c 3; took a 4 | two wait
 one replaces another, and is answered when it comes from the room | parked a 1 newest=t; parks b 1.5
@@ -485,6 +490,9 @@ a replaced call leaves before that is said, asked at 2.94 | call first 1; call m
 that is heard late, when the call comes from the room | call first 0.6; message lost value=x; parks
     lost 2 newest==t quiet=0.5,2.0; call last 2.6 replaced=lost; ran last 2.7; parked lost 2.8
     in_front=yes quiet=0.5,2.0 asked=2 | result
+that is heard soon, when the call was replaced already | call first 0.6; message lost value=x; parks
+    lost 2.5 newest==t quiet=0.5,2.0; call last 2.55 replaced=lost; ran last 2.65; parked lost 2.58
+    newest==t quiet=0.5,2.0 asked=2.5 | result
 nobody heard that a call replaced the one of 0.6 | call first 0.6; message lost value=x; parks lost
     2 newest==t quiet=0.5,2.0; call last 2.6 replaced=lost; ran last 2.7 | result
 nobody heard that a call replaced the one of 1.9 | call first 1.9; message lost value=x; parks lost

@@ -260,8 +260,8 @@ class Witness:
         if call.script == "settle" and call.arg(12):
             self._step("gave up", lock)
         if offer is not None:
-            task_id, about = _id(offer.entry), {"entry": offer.entry, "key": call.keys[0]}
-            self._write("offered", id=task_id, since=offer.since, asked=asked, **about)
+            task_id, about = _id(offer.entry), offer._asdict() | {"key": call.keys[0]}
+            self._write("offered", id=task_id, asked=asked, **about)
             self._to_publish[task_id] = lock
             self._step("offered", lock)
         if call.script == "park" and reply[0] == b"parked":
