@@ -10,6 +10,7 @@ from typing import Final
 #: The titles of the pages that errors name.
 TITLES: Final = {
     "migrating": "Migrating from another library",
+    "migrating-others": "Migrating: celery-heimdall, celery-once-task, a lock of your own",
     "operations": "Operations: commands, incidents, rights",
     "options": "Options, settings, methods, signals, errors",
 }

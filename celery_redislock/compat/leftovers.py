@@ -67,8 +67,10 @@ translators: Final[dict[str, Translator]] = {}
 
 
 def section(package: str) -> str:
-    """The section of the migration page about the package, as a phrase."""
-    return page("migrating", f"From {package}" if package.startswith("celery-") else "")
+    """The section of the documents about the package, as a phrase."""
+    others = package in ("celery-heimdall", "celery-once-task")
+    name = "migrating-others" if others else "migrating"
+    return page(name, f"From {package}" if package.startswith("celery-") else "")
 
 
 def replacement(name: str) -> str | None:

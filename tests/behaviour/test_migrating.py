@@ -1,4 +1,4 @@
-"""The examples of docs/migrating.md do what the page says they do, in a real worker."""
+"""The examples of the pages on migrating do what these say, in a real worker."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import pytest
 
 from celery_redislock import LockConflict
-from tests.support.migrated import IMPORT, PAGE, App, define, examples, gate
+from tests.support.migrated import IMPORT, PAGES, App, define, examples, gate
 from tests.support.waiting import eventually
 
 QUEUE = "migrated"
@@ -60,7 +60,8 @@ def end(redis_server, label):
 
 
 def test_every_library_of_the_page_has_an_example():
-    headings = re.findall(r"^## From (\S+)", PAGE.read_text(encoding="utf-8"), re.M)
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    headings = re.findall(r"^## From (\S+)", text, re.M)
     named = [name for name in examples() if not name.startswith(IMPORT)]
     assert named[:-1] == headings[:-1]
     assert named[-1] == "own"

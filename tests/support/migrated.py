@@ -1,4 +1,4 @@
-"""The examples of docs/migrating.md, made from the page itself: for the workers and for senders.
+"""The examples of the pages on migrating, made from the pages themselves: for workers and senders.
 
 The page's `work` writes down its start, waits until the test opens the gate, and writes down its
 end; what it works on is a test's label.
@@ -21,7 +21,8 @@ from tests.support.journal import Journal
 from tests.support.unshared import App
 from tests.support.waiting import eventually
 
-PAGE = Path(__file__).parents[2] / "docs/migrating.md"
+PAGES = [Path(__file__).parents[2] / "docs/migrating.md"]
+PAGES += [Path(__file__).parents[2] / "docs/migrating-others.md"]
 #: Where the page says that the locks are.
 URL = "redis://localhost:6379/0"
 #: How the names of the examples begin that only change an import.
@@ -29,10 +30,10 @@ IMPORT = "import-"
 
 
 def examples() -> dict[str, str]:
-    """The "after" of each library, as the page says it. After a changed import this is the code
+    """The "after" of each library, as the pages say it. After a changed import this is the code
     that is "before" in its section.
     """
-    text = PAGE.read_text(encoding="utf-8")
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
     found = dict(re.findall(r"<!-- after: (\S+) -->\n```python\n(.*?)```", text, re.S))
     for name in found:
         if name.startswith(IMPORT):
@@ -62,9 +63,7 @@ def define(app: Celery, conf: dict[str, Any]) -> dict[str, SimpleNamespace]:
     for name, text in examples().items():
         module = {"__name__": f"from_{name.replace('-', '_')}", "app": app, "work": work}
         module["worker_ready"] = Signal()  # never sent: workers may not list the locks here
-        exec(
-            compile(text.replace(URL, conf["redislock_url"]), f"{PAGE.name}:{name}", "exec"), module
-        )
+        exec(compile(text.replace(URL, conf["redislock_url"]), f"migrating:{name}", "exec"), module)
         defined[name] = SimpleNamespace(**module)
     return defined
 

@@ -30,6 +30,7 @@ PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").g
 #: Whose Python another test runs, and with which mark, if not every block.
 RUN_BY = {
     "docs/migrating.md": ("tests/behaviour/test_migrating.py", "after"),
+    "docs/migrating-others.md": ("tests/behaviour/test_migrating.py", "after"),
     "docs/monitoring.md": ("tests/behaviour/test_metrics.py", ""),
     "docs/testing.md": ("tests/behaviour/test_testing.py", "file"),
 }

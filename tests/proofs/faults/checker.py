@@ -23,7 +23,7 @@ from .replacing import (
     ran_after_all,
     replacements,
 )
-from .rooms import Stay, newcomers, passed_by, side_by_side, stays, unanswered, unsaid
+from .rooms import Stay, came_as_new, newcomers, passed_by, side_by_side, stays, unanswered, unsaid
 from .witness import KEPT_FOR
 
 T = TypeVar("T")
@@ -1013,7 +1013,8 @@ def the_room_keeps_its_order(facts: Facts, verdict: Verdict) -> Iterator[Violati
         took = [e for e in firsts.values() if not _has_a_claim(facts, e)]
         came = [("overtook", e, e.asked) for e in newcomers(in_room, took, facts.kinds["offered"])]
         for stay in in_room:
-            if stay.how == "took" and stay.left is not None and not stay.in_front:
+            is_next = stay.how == "took" and not stay.in_front and not came_as_new(in_room, stay)
+            if is_next and stay.left is not None:
                 came.append(("order", stay.left, stay.first.asked_at))
         for rule, event, since in came:
             for stay in passed_by(in_room, event, since, limit):

@@ -311,6 +311,16 @@ def newcomers(
             yield event
 
 
+def came_as_new(stays_: list[Stay], stay: Stay) -> bool:
+    """Whether one that was published since its time was over took a lock that was kept for nobody,
+    as a newcomer may: a message was late.
+    """
+    if not any(offer.get("gives_up") for offer in stay.offers):
+        return False
+    others = (each for each in stays_ if each.parked.at < stay.left_by < each.left_by)
+    return any(other.is_late(stay.left) for other in others if stay.left is not None)
+
+
 def side_by_side(stays_: list[Stay]) -> Iterator[tuple[Stay, Stay]]:
     """Those in the same pending slot, of which one should have replaced the other."""
     for number, second in enumerate(stays_):

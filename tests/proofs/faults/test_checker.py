@@ -363,6 +363,10 @@ the message is late, offered at 3.5, as first 1.4 s before | parked a 1; parked 
 its time is over, and it is published to end | parked a 1; offered a 1.5 gives_up=yes; took new 1.6;
     out a 1.7 |
 its time is not over | parked a 1; offered a 1.5; took new 1.6; out a 1.7 | overtook
+it takes the lock that is kept for nobody, as a message is late | parked a 1; offered a 1.2;
+    parked c 2; parked b 2.1; offered b 2.3 gives_up=yes; took b 2.4; took c 5; took a 6 |
+it takes the lock before that message is late | parked a 1; offered a 1.7; parked c 2; parked b 2.1;
+    offered b 2.3 gives_up=yes; took b 2.4; took a 5; took c 6 | order
 one that met a held lock is waited for again | parked a 1; offered a 1.5; parked a 2; took new 3;
     took a 4 | overtook
 until it is late again | parked a 1; offered a 1.5; parked a 2; offered a 2.1; took new 4; took a 5

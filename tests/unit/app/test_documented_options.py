@@ -17,7 +17,8 @@ def test_every_option_setting_and_public_name_is_documented() -> None:
 
 def test_what_replaces_another_librarys_options_exists() -> None:
     """Each option and setting in the right column of a table for those who migrate is ours."""
-    text = (ROOT / "docs/migrating.md").read_text(encoding="utf-8")
+    pages = ("migrating", "migrating-others", "from-redis-py")
+    text = "\n".join((ROOT / f"docs/{page}.md").read_text("utf-8") for page in pages)
     rows = re.findall(r"^\|[^|\n]*\|([^|\n]*)\|$", text, re.M)
     named = set(re.findall(r"\b((?:lock|on|redislock)_\w+)=?", " ".join(rows)))
     methods = {"lock_key_for", "lock_holder", "on_duplicate"}

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from celery_redislock import ConfigError, SingletonTask
+from celery_redislock.app.documents import TITLES
 from celery_redislock.compat import leftovers
 
 ROOT = Path(__file__).parents[3]
@@ -59,15 +60,14 @@ def test_a_setting_with_a_name_like_it_is_anybodys(make_app, not_in_use) -> None
     assert bind(make_app(ONCE=5, once={"backend": 1}, singleton_of_mine=2))
 
 
-PAGE = (ROOT / "docs/migrating.md").read_text(encoding="utf-8")
-
-
 def test_every_message_leads_to_a_section_of_the_page() -> None:
     names = ("unique_on", "raise_on_duplicate", "lock_expiry", "once", "heimdall", "ttl")
     texts = [*map(leftovers.replacement, names), *map(leftovers.section, leftovers.SETTINGS_OF)]
-    found = {heading for text in texts for heading in re.findall(r"section '([^']+)'", text)}
-    assert found == {"From celery-once", "From celery-singleton", "From celery-heimdall"}
-    assert all(f"\n## {heading}\n" in PAGE for heading in found)
+    found = {each for text in texts for each in re.findall(r"page '(.+)', section '(.+)'", text)}
+    headings = {heading for _, heading in found}
+    assert headings == {"From celery-once", "From celery-singleton", "From celery-heimdall"}
+    pages = {title: (ROOT / f"docs/{name}.md").read_text("utf-8") for name, title in TITLES.items()}
+    assert all(f"\n## {heading}\n" in pages[title] for title, heading in found)
 
 
 def test_a_program_that_has_only_our_tasks_imports_nothing_else_of_compat() -> None:
