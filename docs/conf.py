@@ -57,7 +57,7 @@ html_copy_source = False
 #: taken into the last part.
 NAVIGATION = {
     "Use it": [
-        *("start", "django", "fastapi", "flask", "recipes"),
+        *("start", "django", "fastapi", "recipes"),
         *("policies", "options", "testing", "when-not", "migrating"),
     ],
     "Run it": [

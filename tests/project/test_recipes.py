@@ -1,4 +1,4 @@
-"""The applications of docs/django.md, docs/fastapi.md and docs/flask.md, with workers."""
+"""The applications of docs/django.md, docs/fastapi.md and docs/recipes.md, with workers."""
 
 from __future__ import annotations
 
