@@ -182,6 +182,13 @@ def test_the_whole_is_written_into_the_documents(tmp_path, monkeypatch):
     assert "make proofs ARGS='words --write'" in document.read_text()
 
 
+@pytest.mark.parametrize("section", ["faults", "soak", "storms", "torture", "torture-stops"])
+def test_the_figures_have_a_place_for_each_proof(section):
+    text = (harness.ROOT / "tests/proofs/FIGURES.md").read_text(encoding="utf-8")
+
+    assert text.count(f"<!-- figures:{section}:begin -->") == 1
+
+
 @pytest.mark.parametrize("text", ["nothing", "<!-- figures:words:end -->"])
 def test_a_document_without_the_markers_stays_as_it_is(tmp_path, text):
     document = tmp_path / "page.md"
