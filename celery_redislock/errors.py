@@ -98,7 +98,7 @@ class TaskSkipped(LockError, TaskRevokedError):
     def __str__(self) -> str:
         if self.holder is None and self.key:
             return f"skipped without running: {one_line(self.key)}"
-        if self.holder is not None and self.holder.on_hold:
+        if self.key and self.holder is not None and self.holder.on_hold:
             return f"skipped, because the lock is on hold: {one_line(self.key)} ({self.holder})"
         return super().__str__()
 
