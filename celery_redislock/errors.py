@@ -133,3 +133,14 @@ class ConfigError(LockError, ImproperlyConfigured, ValueError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class RedisLockDeprecationWarning(DeprecationWarning):
+    """A later version refuses what was used. The message begins with its name, and says what to
+    write instead.
+
+    The changelog lists each. As with every `DeprecationWarning`, pytest shows them, and a worker
+    does not: who runs it can do nothing about the code.
+    """
+
+    __module__ = "celery_redislock"

@@ -72,7 +72,7 @@ NAVIGATION = {
         "benchmarks",
         "figures",
     ],
-    "Know it": ["how-it-works", "ends", "glossary", "model", "api", "changelog"],
+    "Know it": ["how-it-works", "ends", "glossary", "model", "api", "compatibility", "changelog"],
 }
 
 
