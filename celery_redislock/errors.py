@@ -98,7 +98,7 @@ class TaskSkipped(LockError, TaskRevokedError):
     def __str__(self) -> str:
         if self.holder is None and self.key:
             return f"skipped without running: {one_line(self.key)}"
-        if self.holder is not None and self.holder.on_hold:
+        if self.key and self.holder is not None and self.holder.on_hold:
             return f"skipped, because the lock is on hold: {one_line(self.key)} ({self.holder})"
         return super().__str__()
 
@@ -133,3 +133,14 @@ class ConfigError(LockError, ImproperlyConfigured, ValueError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class RedisLockDeprecationWarning(DeprecationWarning):
+    """A later version refuses what was used. The message begins with its name, and says what to
+    write instead.
+
+    The changelog lists each. As with every `DeprecationWarning`, pytest shows them, and a worker
+    does not: who runs it can do nothing about the code.
+    """
+
+    __module__ = "celery_redislock"

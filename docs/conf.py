@@ -70,7 +70,7 @@ NAVIGATION = {
         "guarantees",
         "performance",
     ],
-    "Know it": ["how-it-works", "glossary", "api", "changelog"],
+    "Know it": ["how-it-works", "glossary", "api", "compatibility", "changelog"],
 }
 
 

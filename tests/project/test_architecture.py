@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 
-import grimp
 import pytest
 
 from tests.support.workers import ROOT
+
+grimp = pytest.importorskip("grimp", reason="of the group `lint`, on Python 3.11 and later")
 
 PACKAGE = "celery_redislock"
 
