@@ -58,7 +58,8 @@ html_copy_source = False
 NAVIGATION = {
     "Use it": [
         *("start", "django", "fastapi", "flask", "recipes"),
-        *("policies", "options", "testing", "when-not", "migrating"),
+        *("policies", "options", "testing", "when-not"),
+        *("migrating", "migrating-others", "from-redis-py"),
     ],
     "Run it": [
         "deploying",
@@ -70,7 +71,7 @@ NAVIGATION = {
         "guarantees",
         "performance",
     ],
-    "Know it": ["how-it-works", "glossary", "api", "changelog"],
+    "Know it": ["how-it-works", "glossary", "compatibility", "api", "changelog"],
 }
 
 
