@@ -140,7 +140,7 @@ test-foreign: .venv-foreign/made  ## redis-py's own tests of its locks, on ours;
 test-pythons: $(PYTHONS:%=.venv-%/made)  ## the suite on every supported Python
 	@for v in $(PYTHONS); do echo "== Python $$v"; .venv-$$v/bin/$(PYTEST) $(ARGS) || exit 1; done
 
-pictures: .venv/made  ## record the timelines of docs/policies.md again, and draw them
+pictures: .venv/made  ## record the timelines of docs/policies.md and the demo of docs/index.md again, and draw them
 	.venv/bin/python -m docs.make_timelines
 
 docs: .venv/made  ## the documentation site, into build/docs; a warning is an error

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,6 +48,8 @@ napoleon_numpy_docstring = False
 html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["narrow.css"]
+html_search_scorer = str(HERE / "_static/scorer.js")
+pygments_dark_style = "github-dark"  # furo's own underlines names
 html_title = f"celery-redislock {release}"
 html_show_sphinx = False
 html_copy_source = False
@@ -58,7 +61,8 @@ html_copy_source = False
 NAVIGATION = {
     "Use it": [
         *("start", "django", "fastapi", "recipes"),
-        *("policies", "options", "testing", "when-not", "migrating"),
+        *("policies", "options", "testing", "when-not"),
+        *("migrating", "migrating-others", "from-redis-py"),
     ],
     "Run it": [
         "deploying",
@@ -70,7 +74,7 @@ NAVIGATION = {
         "guarantees",
         "performance",
     ],
-    "Know it": ["how-it-works", "glossary", "api", "compatibility", "changelog"],
+    "Know it": ["how-it-works", "glossary", "compatibility", "api", "changelog"],
 }
 
 
@@ -96,13 +100,20 @@ def navigation() -> str:
 #: headings only by most of their text; it leads to these by a word.
 SEARCHED = {
     "deploying": {"# Deploying": ["deploy"]},
+    "fastapi": {"# FastAPI": ["409"]},
     "guarantees": {
         "## How a run ends, also by a crash": ["crash"],
         "## Platforms": ["windows", "macos"],
     },
-    "operations": {"## A lock is stuck": ["stuck lock"]},
+    "operations": {
+        "## A lock is stuck": ["stuck lock"],
+        "## Sizing the ttl": ["timeout"],
+    },
     "options": {"## AsyncRedisLock, for asyncio": ["asyncio"]},
     "recipes": {"## Beat: jobs that overlap, and two beats": ["two beats"]},
+    "start": {"# Start": ["install"], "## A beat job": ["django-celery-beat"]},
+    "testing": {"## With a real Redis": ["tests with redis"]},
+    "when-not": {"# When not to use it": ["exactly once"]},
 }
 
 
@@ -113,6 +124,34 @@ def with_index_entries(docname: str, text: str) -> str:
         entry = f"```{{index}} {main}\n```\n\n"
         text = re.sub(rf"^(?={re.escape(start)})", entry, text, count=1, flags=re.M)
     return text
+
+
+def lead_to_headings(app: Any, error: Exception | None) -> None:
+    """Let the search's index lead to the headings, whose titles `scorer.js` shows. Sphinx leads to
+    marks before them.
+    """
+    if error is not None or app.builder.format != "html":
+        return
+    path = Path(app.outdir) / "searchindex.js"
+    text = path.read_text("utf-8")
+    index = json.loads(text[text.index("{") : text.rindex("}") + 1])
+    for page, headings in SEARCHED.items():
+        if page in index["docnames"]:
+            file = index["docnames"].index(page)
+            for start, words in headings.items():
+                anchor = anchor_of(start, index["alltitles"], file)
+                for word in words:
+                    index["indexentries"][word] = [[file, anchor, True]]
+    path.write_text(f"Search.setIndex({json.dumps(index, separators=(',', ':'))})", "utf-8")
+
+
+def anchor_of(start: str, titles: dict[str, list[list[Any]]], file: int) -> str:
+    """The anchor of a page's heading that starts like this; empty for the page's title."""
+    for title, places in titles.items():
+        for where, anchor in places:
+            if where == file and title.startswith(start.lstrip("# ").replace("`", "")):
+                return anchor or ""
+    raise ValueError(f"no heading starts with {start!r}")
 
 
 # -- the reference -----------------------------------------------------------------------------
@@ -242,8 +281,8 @@ def read(app: Any, docname: str, source: list[str]) -> None:
         source[0] = (ROOT / "CHANGELOG.md").read_text("utf-8")
         source[0] = source[0].replace("](docs/", "](")
         source[0] = re.sub(r"\]\((bench|tests)/", r"](../\1/", source[0])
-    if docname.startswith("inside/"):  # linked from the pages, and in no table of contents
-        source[0] = f"---\norphan: true\n---\n\n{source[0]}"
+    if docname.startswith("inside/"):  # linked from the pages; in no table of contents or search
+        source[0] = f"---\norphan: true\nnosearch: true\n---\n\n{source[0]}"
     source[0] = with_index_entries(docname, source[0])
     source[0] = re.sub(FILE, r"```{code-block} \2\n:caption: \1\n\n", source[0])
     folder = (HERE / docname).parent
@@ -302,6 +341,7 @@ def no_arguments(app: Any, what: str, name: str, *_: Any) -> tuple[str, str] | N
 def setup(app: Any) -> dict[str, bool]:
     app.connect("source-read", read)
     app.connect("build-finished", write_index)
+    app.connect("build-finished", lead_to_headings)
     app.connect("autodoc-process-docstring", adapt, priority=400)  # before napoleon
     app.connect("autodoc-process-docstring", omit_any, priority=600)
     app.connect("autodoc-process-signature", no_arguments)

@@ -1,8 +1,10 @@
-"""Makes the pictures of docs/policies.md: the same burst of calls, under each policy, for real.
+"""Makes the pictures of docs/policies.md, and the moving one of docs/index.md.
+
+Of docs/policies.md: the same burst of calls, under each policy, for real.
 
 A Redis server, a worker with four pool slots, and for each policy one task with one lock. The
 calls, and the bodies and the worker in `timeline_app.py`, write down what happens;
-`timeline_svg.py` draws it.
+`timeline_svg.py` draws it. Of docs/index.md: a run of the demo, which `timeline_demo.py` draws.
 
 From the top of the repository:
 
@@ -16,6 +18,8 @@ import argparse
 import collections
 import json
 import math
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,10 +41,12 @@ from celery_redislock import (
     Skip,
     Wait,
 )
+from docs import timeline_demo
 from docs.timeline_svg import Event, Recording, draw
 
 PICTURES = Path(__file__).parent / "pictures"
 RECORDED = PICTURES / "timelines.json"
+DEMO = PICTURES / "demo.json"
 
 #: By the picture's name: the policy, and how the page writes it.
 POLICIES: dict[str, tuple[Policy, str]] = {
@@ -190,6 +196,12 @@ def draw_all(recordings: dict[str, Recording], folder: Path) -> None:
         (folder / f"{name}.svg").write_text(draw(recording, span), encoding="utf-8")
 
 
+def draw_demo(recorded: Path, folder: Path) -> None:
+    """Draw a run of the demo."""
+    picture = timeline_demo.draw(timeline_demo.Recorded.load(recorded))
+    (folder / "demo.svg").write_text(picture, encoding="utf-8")
+
+
 def load(path: Path = RECORDED) -> dict[str, Recording]:
     """What was recorded last."""
     data = json.loads(path.read_text(encoding="utf-8"))
@@ -207,7 +219,10 @@ def main() -> None:
     if not parser.parse_args().draw:
         PICTURES.mkdir(exist_ok=True)
         save(record_all(list(POLICIES)))
+        demo = (sys.executable, "-m", "examples.demo", "--record", str(DEMO))
+        subprocess.run(demo, check=True)
     draw_all(load(), PICTURES)
+    draw_demo(DEMO, PICTURES)
 
 
 if __name__ == "__main__":

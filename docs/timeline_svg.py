@@ -1,6 +1,7 @@
 """Timelines as pictures: from what was recorded of a burst of calls to an SVG. Pure.
 
-`make_timelines.py` records, and the pictures are in docs/pictures.
+`make_timelines.py` records, and the pictures are in docs/pictures. `timeline_demo.py` draws the
+demo with the same signs.
 
 Not by matplotlib: its files have one set of colours, where these follow the reader's light or dark
 scheme; they have no words for who does not see them; they are three times as long, and change with
@@ -153,13 +154,13 @@ def summary(recording: Recording) -> str:
     parts = [f"{len(recording.calls)} calls sent, {ran} ran"]
     waited = gaps(recording)
     if waited:
-        longest = f" ({_seconds(max(waited))} at most)" if len(waited) > 1 else ""
-        parts.append(f"{_seconds(statistics.median(waited))} from one run to the next{longest}")
+        longest = f" ({in_seconds(max(waited))} at most)" if len(waited) > 1 else ""
+        parts.append(f"{in_seconds(statistics.median(waited))} from one run to the next{longest}")
     parts.append(f"{max(used for _, used in slots_in_use(recording))} pool slots at most")
     return "; ".join(parts)
 
 
-def _seconds(seconds: float) -> str:
+def in_seconds(seconds: float) -> str:
     return f"{seconds * 1000:.0f} ms" if seconds < 0.1 else f"{seconds:.1f} s"
 
 
@@ -253,10 +254,10 @@ def draw(recording: Recording, span: float) -> str:
     scale = Scale(span)
     name = f"on_conflict={recording.policy}"
     parts = [
-        *_head(height, name, in_words(recording)),
+        *head(WIDTH, height, f"A burst of calls under {name}", in_words(recording)),
         f'<rect class="panel" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="8"/>',
-        _text(16, 28, name, "text code", size=15),
-        _text(16, 48, summary(recording), "quiet"),
+        text_at(16, 28, name, "text code", size=15),
+        text_at(16, 48, summary(recording), "quiet"),
         *_axis(scale, axis),
     ]
     for number, call in enumerate(recording.calls):
@@ -268,24 +269,31 @@ def draw(recording: Recording, span: float) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
+    """Where a time is, in a plot from `left` to `right` that shows `span` seconds."""
+
     span: float
+    left: float = LEFT
+    right: float = WIDTH - RIGHT
 
     def __call__(self, seconds: float) -> float:
-        return LEFT + (WIDTH - LEFT - RIGHT) * seconds / self.span
+        return self.left + (self.right - self.left) * seconds / self.span
 
 
-def _head(height: float, name: str, words: str) -> Iterator[str]:
+def head(width: float, height: float, title: str, words: str, style: str = "") -> Iterator[str]:
+    """The start of a picture: its title, the same in words, and its colours."""
     yield (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}"'
-        f' viewBox="0 0 {WIDTH} {height}" role="img" aria-labelledby="title desc">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}"'
+        f' viewBox="0 0 {width} {height}" role="img" aria-labelledby="title desc">'
     )
-    yield f'<title id="title">A burst of calls under {escape(name)}</title>'
+    yield f'<title id="title">{escape(title)}</title>'
     yield f'<desc id="desc">{escape(words)}</desc>'
     yield "<style>"
     yield "text{font:12px system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif}"
     yield ".code{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}"
-    yield "".join(_rules(LIGHT))
-    yield f"@media (prefers-color-scheme:dark){{{''.join(_rules(DARK))}}}"
+    yield "".join(rules(LIGHT))
+    yield f"@media (prefers-color-scheme:dark){{{''.join(rules(DARK))}}}"
+    if style:
+        yield style
     yield "</style>"
     yield (
         '<defs><pattern id="stripes" width="6" height="6" patternUnits="userSpaceOnUse"'
@@ -294,12 +302,12 @@ def _head(height: float, name: str, words: str) -> Iterator[str]:
     )
 
 
-def _rules(colours: dict[str, str]) -> Iterator[str]:
+def rules(colours: dict[str, str]) -> Iterator[str]:
     for name, rule in colours.items():
         yield f".{name}{{{rule}}}"
 
 
-def _text(
+def text_at(
     x: float, y: float, text: str, kind: str = "text", anchor: str = "start", size: int = 12
 ) -> str:
     return (
@@ -313,26 +321,26 @@ def _axis(scale: Scale, bottom: float) -> Iterator[str]:
         x = scale(second)
         yield f'<path class="grid" d="M{x:.1f} {TOP}V{bottom}" stroke-width="1"/>'
         label = f"{second} s" if second else "0"
-        yield _text(x, bottom + 15, label, "quiet", "middle", 11)
+        yield text_at(x, bottom + 15, label, "quiet", "middle", 11)
 
 
 def _row(recording: Recording, call: int, y: float, scale: Scale) -> Iterator[str]:
-    yield _text(16, y + 4, f"call {call}")
+    yield text_at(16, y + 4, f"call {call}")
     for kind, since, until in visible(recording, call):
-        yield _stretch(kind, scale(since), scale(until), y)
+        yield stretch(kind, scale(since), scale(until), y)
     dot = scale(next(event.at for event in recording.of(call) if event.what == "sent"))
     yield f'<circle class="dot" cx="{dot:.1f}" cy="{y}" r="3.5"/>'
     for event in recording.of(call):
         x = scale(event.at)
         if event.what in (*OVER, "replaced"):
-            yield _mark(event.what, max(x, dot + 11), y)  # beside the dot, not over it
+            yield mark(event.what, max(x, dot + 11), y)  # beside the dot, not over it
         elif event.what == "deferred" and x > dot + 5:
-            yield _mark(event.what, x, y)
-    yield _text(WIDTH - RIGHT + 18, y + 4, _result(recording, call))
+            yield mark(event.what, x, y)
+    yield text_at(WIDTH - RIGHT + 18, y + 4, _result(recording, call))
 
 
-def _stretch(kind: str, left: float, right: float, y: float) -> str:
-    if kind in ("runs", "slot"):
+def stretch(kind: str, left: float, right: float, y: float) -> str:
+    if kind not in LINES:
         fill = ' style="fill:url(#stripes)"' if kind == "slot" else ""
         return (
             f'<rect class="{kind}"{fill} x="{left:.1f}" y="{y - BAR / 2}"'
@@ -346,7 +354,7 @@ def _stretch(kind: str, left: float, right: float, y: float) -> str:
     )
 
 
-def _mark(what: str, x: float, y: float) -> str:
+def mark(what: str, x: float, y: float) -> str:
     if what == "deferred":
         return f'<path class="sleeps" d="M{x:.1f} {y - 6}v12" fill="none" stroke-width="1.5"/>'
     if what == "skipped with a result":
@@ -366,9 +374,9 @@ def _pool(recording: Recording, top: float, scale: Scale) -> Iterator[str]:
         path.append(f"H{scale(at):.1f}V{base - used * unit:.1f}")
     yield f'<path class="pool" d="{"".join(path)}H{scale(recording.end):.1f}V{base}Z"/>'
     yield f'<path class="grid" d="M{LEFT} {base}H{WIDTH - RIGHT}M{LEFT} {top}H{WIDTH - RIGHT}"/>'
-    yield _text(16, top + SLOTS / 2 + 4, "pool slots")
-    yield _text(LEFT - 6, base, "0", "quiet", "end", 10)
-    yield _text(LEFT - 6, top + 8, str(recording.slots), "quiet", "end", 10)
+    yield text_at(16, top + SLOTS / 2 + 4, "pool slots")
+    yield text_at(LEFT - 6, base, "0", "quiet", "end", 10)
+    yield text_at(LEFT - 6, top + 8, str(recording.slots), "quiet", "end", 10)
 
 
 def _legend(recording: Recording, y: float) -> Iterator[str]:
@@ -390,7 +398,7 @@ def _legend(recording: Recording, y: float) -> Iterator[str]:
     for kind, words in entries:
         yield from _sign(kind, x, y)
         x += 30
-        yield _text(x, y + 4, words, "quiet", size=11)
+        yield text_at(x, y + 4, words, "quiet", size=11)
         x += _width(words) + SPACE
 
 
@@ -398,8 +406,8 @@ def _sign(kind: str, x: float, y: float) -> Iterable[str]:
     if kind == "dot":
         return [f'<circle class="dot" cx="{x + 16}" cy="{y}" r="3.5"/>']
     if kind in WORDS:
-        return [_stretch(kind, x, x + 24, y)]
-    return [_mark(kind, x + 14, y)]
+        return [stretch(kind, x, x + 24, y)]
+    return [mark(kind, x + 14, y)]
 
 
 def _width(text: str) -> float:

@@ -10,12 +10,13 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 from . import scenes
 from .figures import Figures, figures_of
 from .interrupts import Interrupted, Interrupts, TooLate
-from .screen import PlainScreen, Screen
+from .screen import PlainScreen, RecordingScreen, Screen
 from .stage import (
     NoPageError,
     NoRedisError,
@@ -81,6 +82,13 @@ def _parser() -> argparse.ArgumentParser:
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--plain", action="store_true", help="a line for each event, no drawing")
     how.add_argument("--json", action="store_true", help="nothing but the figures, for machines")
+    how.add_argument(
+        "--record",
+        type=Path,
+        metavar="FILE",
+        help="write what happened to a file, from which `make pictures` draws the home page's"
+        " picture; nothing is written if the figures do not hold",
+    )
     parser.add_argument(
         "--web",
         action="store_true",
@@ -101,6 +109,8 @@ def _run(options: argparse.Namespace) -> int:
     shield(os.environ)
     ended = ""
     screen = make_screen(plain=options.plain, quiet=options.json)
+    if options.record:
+        screen = RecordingScreen(options.record)
     with Stage(redis_server) as stage:
         story = Story(stage, screen, interrupts, web=options.web)
         figures = _play(story, screen)

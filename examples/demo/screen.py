@@ -1,9 +1,13 @@
-"""What the demo shows while it plays: nothing, plain lines, or (in `timeline`) a live drawing."""
+"""What the demo shows while it plays: nothing, plain lines, or (in `timeline`) a live drawing. Or
+it goes to a file.
+"""
 
 from __future__ import annotations
 
+import json
 import time
-from typing import TextIO
+from pathlib import Path
+from typing import Final, TextIO
 
 from . import scenes
 from .events import Event
@@ -64,6 +68,55 @@ class PlainScreen(Screen):
 
     def _print(self, at: float, text: str) -> None:
         print(f"{at - self._origin:6.2f}  {text}", file=self._out, flush=True)
+
+
+#: What a picture of the demo is drawn from.
+_DRAWN: Final = ("fired", "arrived", "start", "end", "killed", "conflict")
+
+
+class RecordingScreen(Screen):
+    """Shows nothing, and writes what happened to a file. `docs.timeline_demo` draws it.
+
+    The tasks and processes get numbers in the order in which they are first seen.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._origin = 0.0
+        self._captions: list[tuple[float, str]] = []
+        self._events: list[Event] = []
+
+    def begin(self) -> None:
+        self._origin = time.monotonic()
+
+    def caption(self, text: str) -> None:
+        if self._origin:
+            self._captions.append((round(time.monotonic() - self._origin, 3), text))
+
+    def event(self, event: Event, history: History) -> None:
+        if event.kind in _DRAWN:
+            self._events.append(event)
+
+    def summary(self, figures: Figures) -> None:
+        if figures.problems:
+            return
+        tasks: dict[str, str] = {}
+        pids: dict[int, int] = {}
+        rows = [
+            [
+                *(event.kind, round(event.at - self._origin, 3), event.node),
+                pids.setdefault(event.pid, len(pids) + 1),
+                tasks.setdefault(event.task_id, str(len(tasks) + 1)),
+                *(event.row, {k: v for k, v in event.data.items() if k in ("fence", "outcome")}),
+            ]
+            for event in sorted(self._events, key=lambda event: event.at)
+        ]
+        captions, events = (
+            ",\n".join(json.dumps(row) for row in each) for each in (self._captions, rows)
+        )
+        self._path.write_text(
+            f'{{"captions": [\n{captions}\n],\n"events": [\n{events}\n]}}\n', encoding="utf-8"
+        )
 
 
 def _sentence(event: Event, history: History) -> str:

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
+from docs import timeline_demo
 from examples.demo import scenes
 from examples.demo.__main__ import main
 from examples.demo.events import Event
 from examples.demo.figures import figures_of
 from examples.demo.history import History
-from examples.demo.screen import PlainScreen
+from examples.demo.screen import PlainScreen, RecordingScreen
 from examples.demo.stage import WHEELS, NoRedisError, find_redis_server, shield
 from tests.support.servers import redis_server_binary
 
@@ -190,3 +191,35 @@ def test_the_users_own_servers_are_out_of_its_reach():
     }
     shield(environment)
     assert environment == {"HOME": "/"}
+
+
+# -- the recording ----------------------------------------------------------------------------
+
+
+def recorded(path: Path, events: list[Event], **changes: Any) -> None:
+    screen, history = RecordingScreen(path), History()
+    screen.caption("Starting.")
+    screen.begin()
+    screen.caption("Beat fires.")
+    for each in events:
+        history.add(each)
+        screen.event(each, history)
+    screen.summary(replace(figures_of(history, []), **changes))
+
+
+def test_what_is_recorded_reads_as_it_was(tmp_path):
+    path = tmp_path / "demo.json"
+    events = good_story()
+    recorded(path, events)
+    read = timeline_demo.Recorded.load(path)
+    history = History(events)
+    for row in scenes.ROWS:
+        assert timeline_demo.counts(read.history, row) == timeline_demo.counts(history, row)
+        assert [r.node for r in read.history.runs_of(row)] == [r.node for r in history.runs_of(row)]
+    assert [text for _, text in read.captions] == ["Beat fires."]
+    assert "</svg>" in timeline_demo.draw(read)
+
+
+def test_a_run_whose_figures_do_not_hold_is_not_recorded(tmp_path):
+    recorded(tmp_path / "demo.json", good_story(), problems=["two at once"])
+    assert not (tmp_path / "demo.json").exists()

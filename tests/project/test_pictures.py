@@ -1,4 +1,6 @@
-"""The timelines of docs/policies.md: drawn from what was recorded, which a real run still gives."""
+"""The timelines of docs/policies.md and the moving picture of docs/index.md: drawn from what was
+recorded, which a real run still gives.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +9,24 @@ from itertools import pairwise
 
 import pytest
 
-from docs import make_timelines
-from docs.make_timelines import BURST, PICTURES, POLICIES, SLOTS, draw_all, load
+from docs import make_timelines, timeline_demo
+from docs.make_timelines import (
+    BURST,
+    DEMO,
+    PICTURES,
+    POLICIES,
+    SLOTS,
+    draw_all,
+    draw_demo,
+    load,
+)
 from docs.timeline_svg import (
     draw,
     slots_in_use,
     stretches,
     visible,
 )
+from examples.demo import scenes
 from tests.support.workers import ROOT
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -38,6 +50,7 @@ def kinds(recording, call):
 
 def test_the_pictures_are_what_the_recordings_give(recordings, tmp_path):
     draw_all(recordings, tmp_path)
+    draw_demo(DEMO, tmp_path)
     drawn = {path.name: path.read_text() for path in tmp_path.glob("*.svg")}
     assert drawn == {path.name: path.read_text() for path in PICTURES.glob("*.svg")}
 
@@ -97,6 +110,36 @@ def test_the_recordings_show_what_the_page_says(recordings, name):
         (s, u) for c in recording.calls for k, s, u in stretches(recording, c) if k == "runs"
     )
     assert all(until <= since for (_, until), (since, _) in pairwise(runs))
+
+
+# -- the moving one -----------------------------------------------------------------------------
+
+
+def test_the_moving_picture_is_small_and_stands_still_for_those_who_ask_for_it():
+    text = (PICTURES / "demo.svg").read_text(encoding="utf-8")
+    assert len(text) < 60_000
+    root = ElementTree.fromstring(text)
+    width, height = float(root.get("width")), float(root.get("height"))
+    for each in root.iter(f"{SVG}text"):
+        assert 0 <= float(each.get("x")) <= width
+        assert 0 <= float(each.get("y")) <= height
+    before, moving = text.split("@media (prefers-reduced-motion:no-preference){")
+    assert "animation" not in before
+    assert moving.partition("\n}\n")[2].count("animation") == 0, "but for those who do not mind"
+    assert "http" not in text.replace("http://www.w3.org/2000/svg", ""), "nothing from elsewhere"
+    page = (ROOT / "docs/index.md").read_text(encoding="utf-8")
+    assert "](pictures/demo.svg)" in page
+
+
+def test_the_run_that_moves_shows_what_its_words_say():
+    recorded = timeline_demo.Recorded.load(DEMO)
+    history = recorded.history
+    assert timeline_demo.overlaps(history) == 0
+    assert history.duplicates("skipped", scenes.REPORT)
+    assert history.duplicates("deferred", *scenes.SYNC_ROWS)
+    assert len(history.ended(*scenes.SYNC_ROWS)) == scenes.CALLERS
+    (killed,) = history.killed(scenes.IMPORT)
+    assert 0 < history.runs_of(scenes.IMPORT)[1].start - killed.until < scenes.RECOVERY
 
 
 # -- the recording ----------------------------------------------------------------------------
