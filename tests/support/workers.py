@@ -95,21 +95,26 @@ class Process:
         try:
             self.wait(timeout)
         except subprocess.TimeoutExpired:
-            main, *pool = [self._stacks(pid) for pid in (self.pid, *children_of(self.pid))]
-            if "<no Python frame>" in main:  # it did not hang: the interpreter is being taken down
-                self.wait()
-                return
-            waits = "in on_cold_shutdown" in main and all("in _recv" in each for each in pool)
-            assert waits, "\n\n".join(["no end after a cold shutdown", main, *pool])
-            self.kill()
+            eventually(lambda: not is_running(self.pid) or self._hangs(), "it ends, or hangs")
+            if is_running(self.pid):
+                self.kill()
+            self.wait()
+
+    def _hangs(self) -> bool:
+        main, *pool = [self._stacks(pid) for pid in (self.pid, *children_of(self.pid))]
+        return "in on_cold_shutdown" in main and all("in _recv" in each for each in pool)
 
     def _stacks(self, pid: int) -> str:
         """The stacks of all threads of a process that the template forked, or that it forked."""
         before = len(self.log())
-        os.kill(pid, signal.SIGUSR2)
-        # The main thread's comes last, and ends so.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGUSR2)
+        # The main thread's comes last, and ends so. There is none while a process is taken down.
         ends = ("in _run_module_as_main", "<no Python frame>")
-        eventually(lambda: any(end in self.log()[before:] for end in ends), "it wrote its stacks")
+        eventually(
+            lambda: not is_running(pid) or any(end in self.log()[before:] for end in ends),
+            "it wrote its stacks, or has ended",
+        )
         return self.log()[before:]
 
     def kill(self) -> None:
