@@ -17,8 +17,8 @@ from .events import events
 
 logger = get_logger()
 
-#: An outage of the lock server ends tasks by the dozen. One line in so many seconds is an ERROR, and
-#: the others are WARNINGs.
+#: An outage of the lock server ends tasks by the dozen. One line in so many seconds is an ERROR,
+#: and the others are WARNINGs.
 BURST: Final = 60.0
 _burst: Final = Turn()
 
