@@ -195,8 +195,8 @@ def running(folder: Path) -> Iterator[dict[str, str]]:
     Yields:
         The environment in which `docker` and its clients find it.
     """
-    root = folder / "root"
-    _mount(root)
+    root, image = folder / "root", folder / "image"
+    _mount(root, image)
     subprocess.run(["chroot", root, "ip", "link", "set", "lo", "up"], check=True)
     # The path of a socket must be short, and a checkout's need not be.
     with tempfile.TemporaryDirectory(prefix="engine-") as place:
@@ -218,7 +218,7 @@ def running(folder: Path) -> Iterator[dict[str, str]]:
             )
         try:
             _await(dockerd, env, folder / "dockerd.log")
-            _import_images(root, env)
+            _import_images(image, env)
             yield env
         finally:
             dockerd.send_signal(signal.SIGTERM)
@@ -226,8 +226,13 @@ def running(folder: Path) -> Iterator[dict[str, str]]:
                 dockerd.wait(30)
 
 
-def _mount(root: Path) -> None:
-    """Mount what is needed inside, and what containers mount, at the same paths as outside."""
+def _mount(root: Path, image: Path) -> None:
+    """Mount what is needed inside, and what containers mount, at the same paths as outside. The
+    other folder shows the root as it was before.
+    """
+    image.mkdir(exist_ok=True)
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+    subprocess.run(["mount", "--bind", root, image], check=True)
     # A root that is no mount cannot be left, as each container's process must.
     subprocess.run(["mount", "--bind", root, root], check=True)
     for kind, name in (("proc", "proc"), ("tmpfs", "run")):
@@ -246,9 +251,9 @@ def _await(dockerd: subprocess.Popen[bytes], env: dict[str, str], log: Path) -> 
         time.sleep(0.3)
 
 
-def _import_images(root: Path, env: dict[str, str]) -> None:
+def _import_images(image: Path, env: dict[str, str]) -> None:
     left_out = [f"--exclude={each}" for each in ENGINES_OWN]
-    pack = ["tar", "-C", str(root), "--one-file-system", *left_out, "-c", "."]
+    pack = ["tar", "-C", str(image), *left_out, "-c", "."]
     with subprocess.Popen(pack, stdout=subprocess.PIPE) as tar:
         subprocess.run(
             ["docker", "import", "-", "stand-in"],
