@@ -78,7 +78,10 @@ class Stack:
     def __call__(self, *arguments: str) -> str:
         """What the command prints, which does not fail."""
         done = self.run(*arguments)
-        assert done.returncode == 0, f"{' '.join(arguments)}:\n{done.stdout}{done.stderr}"
+        if done.returncode:
+            logs = self.run("logs", "--tail", "20", "--no-color").stdout
+            said = f"{done.stdout}{done.stderr}"[-4000:]
+            raise AssertionError(f"{' '.join(arguments)}:\n{said}\n{logs}")
         return done.stdout
 
     def execute(self, service: str, *command: str) -> str:

@@ -37,7 +37,7 @@ FLAG: Final = "TEST_CONTAINERS"
 #: Beside the smallest Debian: the engine, and what the images have.
 PACKAGES: Final = (
     *("docker.io", "docker-cli", "docker-compose", "iptables", "iproute2"),
-    *("python3", "python3-pip", "python-is-python3", "redis-server", "rabbitmq-server"),
+    *("python3", "python-is-python3", "redis-server", "rabbitmq-server"),
 )
 #: What no image is to have: it would be most of it.
 ENGINES_OWN: Final = (
@@ -48,6 +48,9 @@ ENGINES_OWN: Final = (
 #: Seconds within which the engine answers.
 PATIENCE: Final = 60.0
 
+#: Makes a folder the root, and runs a command there. With `chroot` the real root would stay that of
+#: the namespace, and so of what `docker exec` runs.
+_ENTER: Final = 'cd "$0"; pivot_root . mnt; cd /; umount -l /mnt; exec "$@"'
 _REDIS: Final = """#!/bin/sh
 set -e
 [ "$1" = redis-server ] && set -- "$@" --protected-mode no
@@ -112,7 +115,7 @@ def cannot_be_made() -> str:
         return f"this is {platform.system()}"
     if os.geteuid() != 0:
         return "only root can make one"
-    missing = [each for each in ("unshare", "chroot", "mount") if shutil.which(each) is None]
+    missing = [each for each in ("unshare", "pivot_root", "chroot") if shutil.which(each) is None]
     if missing:
         return f"there is no {missing[0]}"
     try:
@@ -138,6 +141,7 @@ def prepare(folder: Path) -> None:
         "[global]\nno-index = true\nfind-links = /opt/wheels\nbreak-system-packages = true\n"
         "root-user-action = ignore\ndisable-pip-version-check = true\n"
     )
+    _install_pip(root)
     for name, text in (("redis", _REDIS), ("rabbitmq", _RABBITMQ)):
         entrypoint = root / f"entrypoint-{name}"
         entrypoint.write_text(text)
@@ -146,7 +150,7 @@ def prepare(folder: Path) -> None:
     shutil.chown(root / "data", _uid(root, "redis"))
     command = folder / "bin/docker"
     command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nexec chroot {root} /usr/bin/env -C "$PWD" docker "$@"\n')
+    command.write_text(f'#!/bin/sh\nexec chroot {root} /usr/bin/env -C "$PWD" /usr/bin/docker "$@"\n')
     command.chmod(0o755)
 
 
@@ -160,7 +164,7 @@ def _fetch_wheels(folder: Path) -> None:
     """Fetch what examples/Dockerfile installs, for the Python of the images."""
     made = _project_file()
     project = made["project"]
-    needs = [*made["build-system"]["requires"], *project["dependencies"]]
+    needs = ["pip", *made["build-system"]["requires"], *project["dependencies"]]
     needs += project["optional-dependencies"]["web"]
     machine = platform.machine()
     platforms = [f"--platform=manylinux{each}_{machine}" for each in ("_2_28", "_2_17", "2014")]
@@ -175,6 +179,15 @@ def _fetch_wheels(folder: Path) -> None:
     )
     if done.returncode:
         raise debian.NotToBeHad(f"pip: {done.stderr.strip()}")
+
+
+def _install_pip(root: Path) -> None:
+    """Install pip as the published image has it. Debian's could not replace Debian's packages."""
+    (wheel,) = root.glob("opt/wheels/pip-*.whl")
+    inside = f"/{wheel.relative_to(root)}"
+    subprocess.run(
+        ["chroot", root, "python3", f"{inside}/pip", "install", "-q", inside], check=True
+    )
 
 
 def _project_file() -> dict[str, Any]:
@@ -209,12 +222,13 @@ def running(folder: Path) -> Iterator[dict[str, str]]:
         with (folder / "dockerd.log").open("wb") as log:
             dockerd = subprocess.Popen(
                 [
-                    *("chroot", root, "dockerd", "--host", env["DOCKER_HOST"]),
+                    *("unshare", "--mount", "sh", "-ec", _ENTER, root),
+                    *("dockerd", "--host", env["DOCKER_HOST"]),
                     *("--data-root", "/var/lib/docker", "--cgroup-parent", f"/{folder.name}"),
                 ],
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**env, "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
+                env={**env, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
             )
         try:
             _await(dockerd, env, folder / "dockerd.log")
@@ -228,7 +242,7 @@ def running(folder: Path) -> Iterator[dict[str, str]]:
 
 def _mount(root: Path, image: Path) -> None:
     """Mount what is needed inside, and what containers mount, at the same paths as outside. The
-    other folder shows the root as it was before.
+    other folder shows the root as it was before, for the images.
     """
     image.mkdir(exist_ok=True)
     subprocess.run(["mount", "--make-rprivate", "/"], check=True)
@@ -237,7 +251,7 @@ def _mount(root: Path, image: Path) -> None:
     subprocess.run(["mount", "--bind", root, root], check=True)
     for kind, name in (("proc", "proc"), ("tmpfs", "run")):
         subprocess.run(["mount", "-t", kind, kind, root / name], check=True)
-    for each in {Path("/sys"), Path("/dev"), ROOT, Path(tempfile.gettempdir())}:
+    for each in (Path("/sys"), Path("/dev"), ROOT, Path(tempfile.gettempdir())):
         inside = root / each.relative_to("/")
         inside.mkdir(parents=True, exist_ok=True)
         subprocess.run(["mount", "--rbind", each, inside], check=True)
@@ -245,9 +259,13 @@ def _mount(root: Path, image: Path) -> None:
 
 def _await(dockerd: subprocess.Popen[bytes], env: dict[str, str], log: Path) -> None:
     give_up = time.monotonic() + PATIENCE
-    while subprocess.run(["docker", "info"], env=env, capture_output=True, check=False).returncode:
+    while True:
+        asked = subprocess.run(["docker", "info"], env=env, capture_output=True, check=False)
+        if asked.returncode == 0:
+            return
         if dockerd.poll() is not None or time.monotonic() > give_up:
-            raise AssertionError(f"the engine does not start:\n{log.read_text()[-4000:]}")
+            said = f"{asked.stderr.decode()}\n{log.read_text()[-4000:]}"
+            raise AssertionError(f"the engine does not start: {said}")
         time.sleep(0.3)
 
 
