@@ -17,7 +17,7 @@ GROUPS := demo servers docs test faults coverage foreign dist lint lock
 # The tests start processes by the hundred: let what they import be compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo check check-tests test coverage proofs bench lint format test-stalls test-lowest test-pythons test-servers test-celery test-foreign pictures docs dist lock debian clean
+.PHONY: help demo check check-tests test coverage proofs bench lint format test-stalls test-lowest test-pythons test-servers test-containers test-celery test-foreign pictures docs dist lock debian clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -122,6 +122,9 @@ test-lowest: .venv-lowest/made  ## the suite on the lowest supported versions
 
 test-servers: .venv/servers  ## what holds for a lock server, on each Redis and Valkey that can be had
 	.venv/bin/python -m tests.project.servers_there_are $(ARGS)
+
+test-containers: .venv/made  ## the compose file, its page and workers in containers, on a Docker engine: there is one, or root makes one
+	.venv/bin/python -m tests.project.with_an_engine $(ARGS)
 
 # An environment of its own: what these tests import is no business of ours.
 .venv-foreign/made: pyproject.toml constraints.txt

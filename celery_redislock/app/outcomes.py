@@ -12,9 +12,15 @@ from typing import Any, Final, NamedTuple
 from .. import signals
 from ..protocol.holders import Holder
 from ..protocol.log import fields, get_logger
+from ..protocol.turns import Turn
 from .events import events
 
 logger = get_logger()
+
+#: An outage of the lock server ends tasks by the dozen. One line in so many seconds is an ERROR,
+#: and the others are WARNINGs.
+BURST: Final = 60.0
+_burst: Final = Turn()
 
 _CONFLICT: Final = (signals.lock_conflict, signals.ConflictDetails)
 _OMITTED: Final = (signals.lock_omitted, signals.OmittedDetails)
@@ -72,7 +78,7 @@ class Outcome(enum.Enum):
     NO_LOCK = "no lock", None, logging.INFO, *_OMITTED
     # What happened to a task in a waiting room, or what an operator did.
     EXPIRED = "expired", "revoked"
-    DROPPED = ("dropped",)
+    DROPPED = "dropped", None, logging.WARNING
     UNTAKEN = "not taken", None, logging.WARNING
     BROKEN = "broken", None, logging.WARNING
 
@@ -164,6 +170,11 @@ def report(
     if details is not None and outcome.signal.receivers:
         report = outcome.details(key=whose.key, **whose.run, **details)
         outcome.signal.send(sender=whose.task, details=report)
+
+
+def level_in_outage() -> int:
+    """The level of the line that a task ends because the lock server did not answer."""
+    return logging.ERROR if _burst.take(object(), BURST) else logging.WARNING
 
 
 def _why_taken(holder: Holder | None) -> str:

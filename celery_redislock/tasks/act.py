@@ -190,10 +190,10 @@ def expires_before(facts: Facts, state: State, decision: PutOff, countdown: floa
     return left is not None and left < ahead
 
 
-def end_expired(facts: Facts, state: State, request: Any) -> Course:
+def end_expired(facts: Facts, state: State, request: Any, cause: LockUnavailable | None) -> Course:
     """End a task that would expire before its next message is received."""
     note_end(facts, state)
-    room.end_expired(facts.task, facts.claim.keys, request, facts.label)
+    room.end_expired(facts.task, facts.claim.keys, request, facts.label, cause)
     return Ends(Expired())
 
 

@@ -141,9 +141,10 @@ class Facts:
         self, outcome: Outcome, holder: Holder | None, countdown: float | None = None
     ) -> None:
         """Report how a conflict ended."""
-        age = None
+        age, is_on_hold = None, False
         if holder is not None and outcome in TURNED_AWAY:
             age = _remarkable_age(holder, self.options.lock_warn_after)
+            is_on_hold = holder.on_hold  # no run does its work
         after = f" for {countdown:.1f} s" if countdown is not None else ""
         # The holder becomes text only if the line is logged.
         by = "has no known holder%.0s"
@@ -154,7 +155,8 @@ class Facts:
             outcome, self._whose, f"redislock: %s %s%s: %s {by}%s",
             self, outcome.label, after, self.key, holder, since,
             holder=holder, countdown=countdown, details={},
-            level=logging.WARNING if age is not None else None, emits=not self.is_eager,
+            level=logging.WARNING if age is not None or is_on_hold else None,
+            emits=not self.is_eager,
         )  # fmt: skip
 
     def __str__(self) -> str:

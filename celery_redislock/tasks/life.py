@@ -345,7 +345,7 @@ class Life:
         facts, request = self.facts, self.request
         countdown = act.countdown_of(facts, decision)
         if act.expires_before(facts, self.state, decision, countdown):
-            return act.end_expired(facts, self.state, request)
+            return act.end_expired(facts, self.state, request, decision.cause)
         state = self.state.arrives(facts.began)
         message, is_outage = state.message, decision.cause is not None
         header = message.next_header(self.kept, copied=state.copied, outage=is_outage)

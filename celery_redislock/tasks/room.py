@@ -21,7 +21,7 @@ from ..app.again import custom_headers, publish_again
 from ..app.delivery import KEY, Kept
 from ..app.entries import CALLBACKS, CorruptEntry, Entry, ForgedEntry, NotOurs, Waiter
 from ..app.housekeeper import housekeeper
-from ..app.outcomes import Outcome, Whose, report
+from ..app.outcomes import Outcome, Whose, level_in_outage, report
 from ..app.results import ended_since, store_expired, store_skipped
 from ..app.settings import app_locks
 from ..app.times import has_passed
@@ -255,18 +255,39 @@ def _end_untaken(app: Any, keys: LockKeys, ttl: float, members: list[str]) -> No
         end_replaced(app, keys, ttl, entry_id, text, "")
 
 
-def end_expired(task: Any, keys: LockKeys, request: Any, label: str | None) -> None:
+def end_expired(
+    task: Any,
+    keys: LockKeys,
+    request: Any,
+    label: str | None,
+    cause: LockUnavailable | None = None,
+) -> None:
     """End a task that expired while it waited, or would: RabbitMQ would drop its message, and the
     task would have no result.
+
+    Args:
+        task: the task.
+        keys: the lock's keys.
+        request: the task's request.
+        label: the lock's label, or None.
+        cause: the lock server's error, if that is the reason; None if the lock was held.
     """
     store_expired(task, request)
     expired = {"terminated": False, "signum": None, "expired": True}
     celery_signals.task_revoked.send(sender=task, request=request, **expired)
-    report(
-        Outcome.EXPIRED, Whose(keys.lock, task, request.id, request.retries or 0, label),
-        "redislock: %s[%s] ends as expired: it cannot acquire %s in time",
-        task.name, request.id, keys.lock,
-    )  # fmt: skip
+    whose = Whose(keys.lock, task, request.id, request.retries or 0, label)
+    if cause is None:
+        report(
+            Outcome.EXPIRED, whose,
+            "redislock: %s[%s] ends as expired: it cannot acquire %s in time",
+            task.name, request.id, keys.lock,
+        )  # fmt: skip
+    else:
+        report(
+            Outcome.EXPIRED, whose, "redislock: %s[%s] ends as expired without a run: %s",
+            task.name, request.id, cause,
+            level=level_in_outage(), logged={"reason": cause.reason},
+        )  # fmt: skip
 
 
 def end_replaced(

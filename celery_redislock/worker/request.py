@@ -23,6 +23,7 @@ from ..app.delivery import (
     Kept,
     attempt_of,
     done_key_of,
+    outages_of,
     replaces_another,
     restore_route,
     stamp,
@@ -41,8 +42,9 @@ from ..app.internals import (
     was_cancelled,
     was_revoked,
 )
-from ..app.outcomes import Outcome, Whose, report
+from ..app.outcomes import Outcome, Whose, level_in_outage, report
 from ..app.results import store_skipped
+from ..app.times import has_passed
 from ..errors import LockUnavailable, TaskReplaced
 from ..lock.forks import between_forks
 from ..lock.heartbeat import heartbeat
@@ -174,7 +176,25 @@ class LockRequest(Request):
         is_over = bool(super().revoked())
         if is_over:
             self.settle(End.ENDED_BY_CELERY)
+            self._report_expired()
         return is_over
+
+    @contained
+    def _report_expired(self) -> None:
+        """Report that an outage has put the task off until it expired. Celery says no reason."""
+        raw = self.request_dict
+        outages = outages_of(raw)
+        if not outages or not has_passed(raw.get("expires")):
+            return
+        key = ""
+        with contextlib.suppress(Exception):  # a callable of the user's may raise anything
+            key = self.task.lock_keys_for(self.args, self.kwargs, raw).lock
+        reason = f"it was put off {outages} times, since the lock server did not answer"
+        report(
+            Outcome.EXPIRED, Whose(key, self.task, self.id, attempt_of(raw)[1], self._label),
+            "redislock: %s[%s] ends as expired without a run: %s", self.task.name, self.id, reason,
+            level=level_in_outage(), logged={"reason": reason}, emits=False,
+        )  # fmt: skip
 
     def acknowledge(self) -> None:
         """Acknowledge the message, before or after its run. The run's done note may then go."""

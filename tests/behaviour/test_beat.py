@@ -111,3 +111,22 @@ def test_a_tick_that_is_refused_when_it_is_is_one_line(start_beats, queue, label
     assert len({*refused()}) == 1
     assert "Traceback" not in beat.log()
     assert "Message Error" not in beat.log()
+
+
+def test_ticks_that_end_in_an_outage_of_the_lock_server_are_an_error_once_and_name_the_cause(
+    start_worker, start_beats, own_redis, queue, journal, label
+):
+    conf = {"redislock_url": f"{own_redis.url}/0"}
+    worker = start_worker(queues=queue, conf=conf, concurrency=1)
+    own_redis.kill()
+    start_beats("skip", 0.4, 0.0, 1, queue, expires=1)
+
+    def ended():
+        return re.findall(r"(\w+)/\S+ redislock: skip\[\S+\] ends as expired(.*)", worker.log())
+
+    eventually(lambda: len(ended()) >= 5, "ticks end without a run", 60)
+    levels = [level for level, _ in ended()]
+    assert levels == ["ERROR"] + ["WARNING"] * (len(levels) - 1)
+    assert all("the lock server is not available" in why for _, why in ended())
+    assert all("connecting to" in why or "just broke" in why for _, why in ended()), ended()
+    assert starts(journal, label) == []

@@ -67,6 +67,7 @@ def test_a_call_is_skipped_while_its_task_is_on_hold_and_runs_afterwards(
     (line,) = [each for each in worker.log().splitlines() if f"pauses[{skipped.id}] skip" in each]
     assert f"is held by an operator, {hold.by}, since " in line
     assert line.endswith(f": {WHY}")
+    assert "WARNING/" in line, "no run of its own kept it from its work"
 
     table = run(app, "list", "--state", "on hold").stdout
     assert WHY in table

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
+from datetime import datetime, timedelta, timezone
 
 import pytest
 from celery import Celery
@@ -140,9 +142,31 @@ def test_a_task_that_expires_as_it_waits_ends_so_and_does_not_vanish(
         assert holder.state != "SUCCESS", "it ended before the lock was free"
         eventually(lambda: away.state == "REVOKED", "so ends what waits for the server")
         eventually(lambda: "ends as expired" in worker.log(), "it is said, after it is stored")
+        said = re.search(r"(\w+)/\S+ redislock: \S+ ends as expired: it cannot", worker.log())
+        assert said[1] == "INFO", "it is its own expiry, and another run that has the lock"
     assert f"[{second.id}] deferred" not in worker.log(), "it is said once what becomes of it"
     assert journal.count(label, "start") == 1
     assert not journal.read(f"{label}-away", "start")
+
+
+def test_what_expired_since_the_server_had_not_answered_is_an_error_too(
+    start_worker, sender, queue, journal, label
+):
+    """Celery says at INFO only that it discards it."""
+    worker = start_worker(queues=queue, concurrency=1)
+    past = datetime.now(timezone.utc) - timedelta(seconds=1)
+    for name, outages in (("put-off", 2), ("late", 0)):
+        header = {"v": 2, "deferrals": 2, "outages": outages, "since": time.time()}
+        sender.send_task(
+            "skip", [label], task_id=f"{name}-{label}", queue=queue, expires=past,
+            headers={"redislock": header},
+        )  # fmt: skip
+    eventually(lambda: worker.log().count("Discarding revoked task") == 2, "they are dropped")
+    (line,) = [each for each in worker.log().splitlines() if "ends as expired" in each]
+    assert "ERROR/" in line
+    assert f"skip[put-off-{label}]" in line
+    assert "2 times, since the lock server did not answer" in line
+    assert not journal.read(label, "start")
 
 
 def test_a_copy_behind_its_own_run_does_not_end_that_as_expired(

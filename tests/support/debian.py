@@ -1,9 +1,10 @@
-"""Valkey from a release of Debian that need not be this machine's. Its packages are unpacked into a
-folder, with the libraries that they need, and run from there. Nothing is installed.
+"""Packages from a release of Debian that need not be this machine's. They are unpacked into a
+folder, and run from there. Nothing is installed.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -23,7 +24,7 @@ exec "$root/{loader}" --library-path "$root/{libraries}" "$root/usr/bin/valkey-s
 
 
 class NotToBeHad(Exception):
-    """There is no such server for this machine. The text says why."""
+    """There is no such thing for this machine. The text says why."""
 
 
 def valkey(folder: Path) -> str:
@@ -34,15 +35,44 @@ def valkey(folder: Path) -> str:
     """
     wrapper = folder / "root/valkey-server"
     if not wrapper.exists():
-        if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
-            raise NotToBeHad("this machine has no apt-get")
-        _download(folder, _mirror())
+        # With all that it needs, as on a machine that has nothing yet.
+        _apt_get(folder, "install", "--yes", "--download-only", "valkey-server")
         _unpack(folder, wrapper)
     return str(wrapper)
 
 
-def _mirror() -> str:
-    """Where this machine has its packages from."""
+def debootstrap(folder: Path, root: Path, *packages: str) -> None:
+    """Make this folder the root of a small system of that release, with these packages.
+
+    Args:
+        folder: for what it takes meanwhile.
+        root: the root.
+        packages: what is to be there beside the smallest system.
+
+    Raises:
+        NotToBeHad: this is no Debian, its mirror does not answer, or this user is not root.
+    """
+    _apt_get(folder, "download", "debootstrap")
+    (package,) = folder.glob("debootstrap_*.deb")
+    _told("dpkg-deb", "--extract", str(package), str(folder / "debootstrap"))
+    own = folder / "debootstrap/usr"
+    keys = [f"--keyring={_KEYS}"] if _KEYS.exists() else []
+    _told(
+        *("sh", str(own / "sbin/debootstrap"), "--variant=minbase", *keys),
+        *(f"--include={','.join(packages)}", SUITE, str(root), mirror()),
+        env={"DEBOOTSTRAP_DIR": str(own / "share/debootstrap")},
+        patience=1200.0,
+    )
+
+
+def mirror() -> str:
+    """Where this machine has its packages from.
+
+    Raises:
+        NotToBeHad: this is no Debian, or it does not know one.
+    """
+    if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
+        raise NotToBeHad("this machine has no apt-get")
     which = ("Created-By: Packages", "Origin: Debian", "Label: Debian")
     found = _told("apt-get", "indextargets", "--format", "$(REPO_URI)", *which).split()
     if not found:
@@ -50,13 +80,14 @@ def _mirror() -> str:
     return found[0]
 
 
-def _download(folder: Path, mirror: str) -> None:
-    """The package, and all that it needs, as on a machine that has nothing yet."""
+def _apt_get(folder: Path, *command: str) -> None:
+    """Run a command of apt-get for the release, in this folder, as if nothing were installed."""
+    source = mirror()
     for name in ("lists/partial", "cache/archives/partial"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     (folder / "status").touch()
     option = f"[signed-by={_KEYS}] " if _KEYS.exists() else ""
-    (folder / "sources.list").write_text(f"deb {option}{mirror} {SUITE} main\n")
+    (folder / "sources.list").write_text(f"deb {option}{source} {SUITE} main\n")
     settings = {
         "Dir::Etc::SourceList": folder / "sources.list",
         "Dir::Etc::SourceParts": "/dev/null",
@@ -70,7 +101,7 @@ def _download(folder: Path, mirror: str) -> None:
     }
     given = [part for name, value in settings.items() for part in ("-o", f"{name}={value}")]
     _told("apt-get", *given, "update")
-    _told("apt-get", *given, "install", "--yes", "--download-only", "valkey-server")
+    _told("apt-get", *given, *command, cwd=folder)
 
 
 def _unpack(folder: Path, wrapper: Path) -> None:
@@ -84,14 +115,26 @@ def _unpack(folder: Path, wrapper: Path) -> None:
     wrapper.chmod(0o755)
 
 
-def _told(*command: str) -> str:
+def _told(
+    *command: str,
+    cwd: Path | None = None,
+    env: dict[str, str] | None = None,
+    patience: float = _PATIENCE,
+) -> str:
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=_PATIENCE
+            command,
+            cwd=cwd,
+            env={**os.environ, **(env or {})},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=patience,
         )
     except subprocess.TimeoutExpired:
         raise NotToBeHad(f"{command[0]} does not end") from None
     if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
+        said = done.stderr.strip() or done.stdout.strip()  # debootstrap says there what is wrong
+        lines = said.splitlines() or [f"it ended with {done.returncode}"]
         raise NotToBeHad(f"{command[0]}: {lines[-1]}")
     return done.stdout

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import re
 import shlex
-import shutil
-import subprocess
-import uuid
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import yaml
 from celery.bin.celery import celery as celery_command
 
+from tests.support.compose import Stack, docker
+from tests.support.engine import on_an_engine
+from tests.support.servers import free_port
+from tests.support.shell import plugin
+from tests.support.waiting import eventually
 from tests.support.workers import ROOT
+
+pytestmark = pytest.mark.timeout(600)
 
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
-IMAGE = "celery-redislock-example"
+#: No other project's, and so no other checkout's.
+IMAGE = "${COMPOSE_PROJECT_NAME}-example"
 OURS = {name: service for name, service in SERVICES.items() if service.get("image") == IMAGE}
 
 
@@ -39,12 +49,12 @@ def test_two_workers_and_a_beat_run_the_example_from_one_image():
 
 @pytest.mark.parametrize("name", OURS)
 def test_celery_takes_each_command(name):
-    check = OURS[name]["healthcheck"]["test"][1]
-    for command in (OURS[name]["command"], *([check] if check.startswith("celery") else ())):
+    check = OURS[name]["healthcheck"]["test"][-1]
+    for command in (OURS[name]["command"], *re.findall(r"(celery -A .+?) &&", check)):
         app, subcommand, arguments = celery_words(command)
         assert (ROOT / f"{app.replace('.', '/')}.py").exists()
-        parsed = celery_command.commands[subcommand]
-        if subcommand != "inspect":  # what follows it is of its own making
+        parsed = celery_command.commands.get(subcommand) or plugin(subcommand)
+        if subcommand not in ("inspect", "redislock"):  # what follows is of its own making
             parsed.make_parser(parsed.context_class(parsed)).parse_args(list(arguments))
 
 
@@ -53,9 +63,30 @@ def test_a_service_of_ours_can_do_little_is_watched_and_has_time_to_end(name):
     service = OURS[name]
     assert (service["init"], service["read_only"], service["cap_drop"]) == (True, True, ["ALL"])
     assert service["restart"] == "unless-stopped"
-    assert service["healthcheck"]
+    assert service["healthcheck"]["test"]
     if celery_words(service["command"])[1] == "worker":
         assert service["stop_grace_period"] == "1m", "Docker would kill it after 10 s"
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_no_log_fills_the_disk(name):
+    assert SERVICES[name]["logging"]["options"] == {"max-size": "10m", "max-file": "3"}
+
+
+def test_a_probe_comes_soon_and_no_new_engine_is_needed_for_it():
+    for name, service in SERVICES.items():
+        if "healthcheck" in service:
+            check = service["healthcheck"]
+            assert check["interval"] in ("2s", "3s", "5s"), name
+            assert "start_interval" not in check, "engines before 25 refuse it"
+
+
+def test_the_page_is_published_on_this_machine_only():
+    published = {name: each["ports"] for name, each in SERVICES.items() if "ports" in each}
+    assert published == {"web": ["127.0.0.1:${REDISLOCK_WEB_PORT:-5556}:5556"]}
+    assert SERVICES["web"]["profiles"] == ["web"]
+    assert "--allow-break" in SERVICES["web"]["command"]
+    assert SERVICES["web"]["environment"]["REDISLOCK_WEB_TOKEN"] == "${REDISLOCK_WEB_TOKEN:-}"
 
 
 def test_the_cluster_is_made_of_all_its_nodes_before_its_worker_starts():
@@ -79,60 +110,96 @@ def test_the_cluster_is_made_of_all_its_nodes_before_its_worker_starts():
         assert each["security_opt"] == ["no-new-privileges:true"]
 
 
-#: Not that of a stack which somebody runs here.
-PROJECT = f"redislock-test-{uuid.uuid4().hex[:8]}"
+# -- on an engine -----------------------------------------------------------------------------
 
 
-def compose(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["docker", "compose", "--project-name", PROJECT, *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    stack = Stack.copied(tmp_path_factory.mktemp("compose"), "compose")
+    try:
+        yield stack
+    finally:
+        stack.remove()
+
+
+@on_an_engine
+def test_it_starts_at_once_and_runs_the_example(stack):
+    stack("build")
+    began = time.monotonic()
+    stack("up", "--detach", "--wait", "--wait-timeout", "300")
+    assert time.monotonic() - began < 60, "no probe waits for the interval of another one"
+    done = stack.execute("worker-1", "python", "examples/beat_job.py")
+    assert "report: 3 runs" in done
+    assert "0 overlaps" in done
+
+
+@on_an_engine
+def test_what_is_built_again_takes_what_is_fetched_from_the_layer_that_is_there(stack):
+    with (stack.folder / "celery_redislock/__init__.py").open("a", encoding="utf-8") as code:
+        code.write("# A changed line.\n")
+    said = stack.run("--progress", "plain", "build")
+    assert said.returncode == 0, said.stderr
+    steps = re.findall(r"^#(\d+) \[.*?\] RUN (.*)$", said.stdout + said.stderr, re.M)
+    cached = set(re.findall(r"^#(\d+) CACHED$", said.stdout + said.stderr, re.M))
+    fetches = [number for number, command in steps if "needs.txt" in command]
+    assert fetches
+    assert set(fetches) <= cached
+
+
+@on_an_engine
+def test_what_of_ours_runs_can_do_nothing_but_its_work(stack):
+    looks = "id -u; grep CapEff /proc/1/status; touch /app/x || echo read-only"
+    uid, _, capabilities, wrote = stack.execute("worker-1", "sh", "-c", looks).split()
+    assert (uid, int(capabilities, 16), wrote) == ("65534", 0, "read-only")
+    assert stack.execute("worker-1", "ls", "/app").split() == [
+        "LICENSE", "README.md", "celery_redislock", "celery_redislock_pytest.py", "examples",
+        "pyproject.toml",
+    ]  # fmt: skip
+
+
+@on_an_engine
+def test_a_beat_that_stands_still_is_started_again(stack):
+    def started() -> str:
+        return docker("inspect", "--format", "{{.State.StartedAt}}", stack.container("beat"))
+
+    before = started()
+    stops_it = (
+        "import os, signal; [os.kill(int(p), signal.SIGSTOP) for p in os.listdir('/proc')"
+        " if p.isdigit() and b'beat_job\\0beat' in open(f'/proc/{p}/cmdline', 'rb').read()]"
     )
+    stack.execute("beat", "python", "-c", stops_it)
+    stack.execute("beat", "sh", "-c", "touch -d '11 minutes ago' /tmp/celerybeat-schedule*")
+    eventually(lambda: started() != before, "it is ended, and started", 60)
+    stack("up", "--detach", "--wait", "beat")
 
 
-def needs(*arguments: str) -> None:
-    if shutil.which("docker") is None:
-        pytest.skip("there is no docker command")
-    done = subprocess.run(["docker", *arguments], capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"docker {' '.join(arguments)}: {done.stderr.strip()[-200:]}")
+@on_an_engine
+def test_the_page_is_on_this_machine_only_and_acts_by_its_token(stack):
+    port = free_port()
+    stack.environment = {"REDISLOCK_WEB_PORT": str(port), "REDISLOCK_WEB_TOKEN": "t" * 32}
+    stack("--profile", "web", "up", "--detach", "--wait", "web")
+    ports = docker("port", stack.container("web")).split()
+    assert ports == ["5556/tcp", "->", f"127.0.0.1:{port}"]
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/locks") as reply:
+        assert reply.status == 200
+    ask = urllib.request.Request(f"http://127.0.0.1:{port}/api/locks/break", b"{}", method="POST")
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(ask)
+    assert refused.value.code in (401, 403)
 
 
-def test_docker_compose_takes_the_file():
-    needs("compose", "version")
-    done = compose("--profile", "cluster", "config", "--quiet")
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.timeout(900)
-def test_docker_compose_runs_it():
-    needs("compose", "version")
-    needs("info")
-    try:
-        up = compose("up", "--build", "--detach", "--wait", "--wait-timeout", "300")
-        assert up.returncode == 0, up.stderr
-        done = compose("exec", "-T", "worker-1", "python", "examples/beat_job.py")
-        assert done.returncode == 0, done.stderr
-        assert "report: 3 runs" in done.stdout
-        assert "0 overlaps" in done.stdout
-    finally:
-        compose("down", "--volumes", "--timeout", "5")
-
-
-@pytest.mark.timeout(900)
-def test_docker_compose_runs_the_cluster():
-    needs("compose", "version")
-    needs("info")
+@on_an_engine
+def test_the_locks_in_a_cluster_are_taken_one_at_a_time(stack):
     profile = ("--profile", "cluster")
-    try:
-        assert compose("build").returncode == 0
-        up = compose(*profile, "up", "--detach", "--wait", "cluster-worker")
-        assert up.returncode == 0, up.stderr
-        inside = (*profile, "exec", "-T", "cluster-worker")
-        done = compose(*inside, "python", "examples/account_sync.py")
-        assert "5 synced, 0 overlaps" in done.stdout, done.stderr
-    finally:
-        compose(*profile, "down", "--volumes", "--timeout", "5")
+    stack(*profile, "up", "--detach", "--wait", "cluster-worker")
+    done = stack(*profile, "exec", "-T", "cluster-worker", "python", "examples/account_sync.py")
+    assert "5 synced, 0 overlaps" in done
+
+
+@on_an_engine
+def test_one_command_removes_all(stack):
+    stack("--profile", "*", "down", "--volumes", "--timeout", "5")
+    own = f"label=com.docker.compose.project={stack.project}"
+    assert docker("ps", "--all", "--quiet", "--filter", own) == ""
+    assert docker("volume", "ls", "--quiet", "--filter", own) == ""
+    assert docker("network", "ls", "--quiet", "--filter", own) == ""

@@ -1,16 +1,19 @@
 """Workers, brokers and Redis in containers, by pytest-celery's `celery_setup`.
 
-Each test runs once for each of its brokers, Redis and RabbitMQ, with two workers. The image is that
-of the compose file; what pytest-celery mounts into it is `tasks.py`, beside this file, and an app.
-Without a Docker engine that image's worker runs as a process, so that all but the engine is tested
-anyway.
+Each test runs once for each of its brokers, Redis and RabbitMQ, with two workers. The images are
+those of the compose file; what pytest-celery mounts into the workers' is `tasks.py`, beside this
+file, and an app. Without a Docker engine that image's worker runs as a process, so that all but the
+engine is tested anyway.
 """
 
 from __future__ import annotations
 
+import inspect
+import io
 import os
 import subprocess
 import sys
+import tarfile
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -23,38 +26,58 @@ import celery._state
 import docker
 import pytest
 from celery import Celery, shared_task, states
+from docker.models.containers import Container
+from docker.models.images import Image
+from docker.models.volumes import Volume
 from pytest_celery import (
     CELERY_RABBITMQ_BROKER,
     CELERY_REDIS_BROKER,
     DEFAULT_WORKER_CONTAINER_TIMEOUT,
     DEFAULT_WORKER_VOLUME,
     CeleryTestBroker,
+    CeleryTestSetup,
     CeleryTestWorker,
     CeleryWorkerCluster,
     CeleryWorkerContainer,
 )
 from pytest_celery.vendors.worker.content.app import app as template
-from pytest_docker_tools import build, container, fxtr
+from pytest_docker_tools import container, fxtr
+from pytest_docker_tools.wrappers import container as wrapper
 
 from celery_redislock import ConfigError, RedisLock, SingletonTask
 from celery_redislock.testing import assert_free, assert_locked, assert_skipped
 from tests.project.e2e import tasks
+from tests.support.engine import on_an_engine
 from tests.support.waiting import eventually
 from tests.support.workers import ROOT
 
-
-def engine_trouble() -> str:
-    """Why no container can be started here, or ""."""
-    try:
-        docker.from_env(timeout=5).ping()
-    except Exception as exc:  # a socket that is not there, a TLS error, no permission
-        return f"no Docker engine answers: {exc}"
-    return ""
-
-
-TROUBLE = engine_trouble()
-in_containers = pytest.mark.skipif(bool(TROUBLE), reason=TROUBLE)
 pytestmark = pytest.mark.timeout(600)  # the image is built, others are pulled
+
+#: What makes the shared tasks of `tasks` tasks of an app. tests/conftest.py takes all such from the
+#: tests, and the app that pytest-celery sends from would not know its tasks.
+MAKE_TASKS = {
+    each
+    for each in celery._state._on_app_finalizers
+    if getattr(inspect.getclosurevars(each).nonlocals.get("fun"), "__module__", "")
+    == tasks.__name__
+}
+
+
+@pytest.fixture(autouse=True)
+def _shared_tasks(_no_shared_tasks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_ours = celery._state._on_app_finalizers | MAKE_TASKS
+    monkeypatch.setattr(celery._state, "_on_app_finalizers", with_ours)
+
+
+@pytest.fixture(autouse=True)
+def _as_pytest_celery_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pytest-celery asks localhost for published ports. pytest-docker-tools takes itself to be in a
+    container where /.dockerenv exists, and would say the containers' own. And what it removes is to
+    leave no anonymous volumes.
+    """
+    monkeypatch.setattr(wrapper, "tests_inside_container", lambda: False)
+    remove = Container.remove
+    monkeypatch.setattr(Container, "remove", lambda self, **how: remove(self, v=True, **how))
 
 
 class WorkerContainer(CeleryWorkerContainer):
@@ -97,9 +120,55 @@ def _worker() -> Any:
     )
 
 
-redislock_image = build(
-    path=str(ROOT), dockerfile="examples/Dockerfile", tag="celery-redislock/e2e:latest", rm=True
-)
+@pytest.fixture(scope="module")
+def redislock_image(docker_client: docker.DockerClient) -> Iterator[Image]:
+    """Without a name: those of other checkouts stay what they are."""
+    image, _ = docker_client.images.build(path=str(ROOT), dockerfile="examples/Dockerfile", rm=True)
+    yield image
+    docker_client.images.remove(image.id, force=True)
+
+
+@pytest.fixture
+def default_worker_volume(
+    docker_client: docker.DockerClient,
+    redislock_image: Image,
+    default_worker_initial_content: dict[str, bytes],
+) -> Iterator[Volume]:
+    """As the plugin's own, which leaves an image behind."""
+    volume = docker_client.volumes.create(f"pytest-{uuid.uuid4()}")
+    mounted = {volume.name: {"bind": "/content"}}
+    filled = docker_client.containers.create(redislock_image.id, volumes=mounted)
+    filled.put_archive("/content", _packed(default_worker_initial_content))
+    filled.remove(force=True)
+    yield volume
+    volume.remove(force=True)
+
+
+def _packed(content: dict[str, bytes]) -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(mode="w", fileobj=made) as archive:
+        for path, text in content.items():
+            entry = tarfile.TarInfo(path)
+            entry.size = len(text)
+            archive.addfile(entry, io.BytesIO(text))
+    return made.getvalue()
+
+
+@pytest.fixture
+def default_redis_broker_image() -> str:
+    return "redis:7"
+
+
+@pytest.fixture
+def default_redis_backend_image() -> str:
+    return "redis:7"
+
+
+@pytest.fixture
+def default_rabbitmq_broker_image() -> str:
+    return "rabbitmq:4"
+
+
 default_worker_container = _worker()
 second_worker_container = _worker()
 
@@ -124,7 +193,7 @@ def celery_worker_cluster(
     cluster.teardown()
 
 
-@in_containers
+@on_an_engine
 def test_of_two_calls_on_two_workers_one_is_skipped(celery_setup, label):
     first = tasks.skip.delay(label, 5)
     eventually(lambda: first.state == states.STARTED, "it runs", 30)
@@ -134,7 +203,7 @@ def test_of_two_calls_on_two_workers_one_is_skipped(celery_setup, label):
     assert_free(tasks.skip, label)
 
 
-@in_containers
+@on_an_engine
 def test_what_queues_runs_one_after_another(celery_setup, label):
     results = [tasks.queue.delay(label, 0.2) for _ in range(4)]
     times = sorted(result.get(timeout=60) for result in results)
@@ -142,7 +211,7 @@ def test_what_queues_runs_one_after_another(celery_setup, label):
         assert began >= ended - 0.001, "all containers have the engine's clock"
 
 
-@in_containers
+@on_an_engine
 def test_the_lock_of_a_container_that_was_killed_lapses(celery_setup, label):
     first = tasks.skip.delay(label, 600)
     eventually(lambda: first.state == states.STARTED, "it runs", 30)
@@ -155,6 +224,13 @@ def test_the_lock_of_a_container_that_was_killed_lapses(celery_setup, label):
 
 
 # -- all but the engine -----------------------------------------------------------------------
+
+
+def test_the_app_that_sends_knows_the_tasks():
+    """On an engine each test would fail with `NotRegistered`."""
+    app = CeleryTestSetup.create_setup_app({}, "sends")
+    app.finalize()
+    assert {tasks.skip.name, tasks.queue.name} <= set(app.tasks)
 
 
 def test_shared_tasks_can_be_imported_beside_pytest_celerys_own_app(label, monkeypatch):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 
 import celery_redislock
-from celery_redislock.app.outcomes import Outcome
+from celery_redislock.app import outcomes
+from celery_redislock.app.outcomes import BURST, Outcome, level_in_outage
+from celery_redislock.protocol import turns
 
 ROOT = Path(celery_redislock.__file__).parent
 #: A line's fields, an event, or one of our signals, made by hand.
@@ -35,3 +38,20 @@ def test_no_outcome_is_another_one():
     assert {
         each for each in Outcome if (each.signal is None) is not (each.details is None)
     } == set()
+
+
+def test_what_ends_a_task_for_a_reason_that_is_not_its_own_is_not_at_info():
+    """What is at INFO is what a task's own options ask for."""
+    others = {"dropped", "not taken", "broken", "lost", "unavailable", "run unlocked"}
+    assert {each.label for each in Outcome if each.level >= logging.WARNING} >= others
+
+
+def test_of_a_burst_of_ends_in_an_outage_one_is_an_error(monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr(turns, "clock", lambda: now)
+    monkeypatch.setattr(outcomes, "_burst", turns.Turn())
+    assert [level_in_outage() for _ in range(3)] == [logging.ERROR, *[logging.WARNING] * 2]
+    now += BURST - 1
+    assert level_in_outage() == logging.WARNING
+    now += 2
+    assert [level_in_outage() for _ in range(2)] == [logging.ERROR, logging.WARNING]
