@@ -198,7 +198,8 @@ def _project_file() -> dict[str, Any]:
         import tomllib
     except ModuleNotFoundError:  # Python 3.10
         import tomli as tomllib
-    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    made: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    return made
 
 
 # -- the engine -------------------------------------------------------------------------------
@@ -309,9 +310,17 @@ def group_of(folder: Path) -> str:
 
 
 def remove_groups(folder: Path) -> None:
-    """Remove the control groups of its containers, which are gone."""
+    """Remove the control groups of its containers, whose processes are killed."""
     for group in sorted(Path("/sys/fs/cgroup").glob(f"**/{group_of(folder)}/**/"), reverse=True):
-        group.rmdir()
+        give_up = time.monotonic() + 5
+        while True:
+            try:
+                group.rmdir()
+                break
+            except OSError:
+                if time.monotonic() > give_up:
+                    raise
+                time.sleep(0.1)
 
 
 def remove(folder: Path) -> None:
