@@ -56,6 +56,7 @@ def on_one_that_is_made(keep: bool, options: list[str]) -> int:
         command = stage("prepare", folder, options)
         return engine.in_namespaces("mount", "pid", command=command)
     finally:
+        engine.remove_groups(folder)
         if not keep:
             engine.remove(folder)
         print(f"{time.monotonic() - began:.0f} s", flush=True)

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -150,7 +151,9 @@ def prepare(folder: Path) -> None:
     shutil.chown(root / "data", _uid(root, "redis"))
     command = folder / "bin/docker"
     command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nexec chroot {root} /usr/bin/env -C "$PWD" /usr/bin/docker "$@"\n')
+    command.write_text(
+        f'#!/bin/sh\nexec chroot {root} /usr/bin/env -C "$PWD" /usr/bin/docker "$@"\n'
+    )
     command.chmod(0o755)
 
 
@@ -195,7 +198,8 @@ def _project_file() -> dict[str, Any]:
         import tomllib
     except ModuleNotFoundError:  # Python 3.10
         import tomli as tomllib
-    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    made: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    return made
 
 
 # -- the engine -------------------------------------------------------------------------------
@@ -224,7 +228,7 @@ def running(folder: Path) -> Iterator[dict[str, str]]:
                 [
                     *("unshare", "--mount", "sh", "-ec", _ENTER, root),
                     *("dockerd", "--host", env["DOCKER_HOST"]),
-                    *("--data-root", "/var/lib/docker", "--cgroup-parent", f"/{folder.name}"),
+                    *("--data-root", "/var/lib/docker", "--cgroup-parent", f"/{group_of(folder)}"),
                 ],
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -270,6 +274,9 @@ def _await(dockerd: subprocess.Popen[bytes], env: dict[str, str], log: Path) -> 
 
 
 def _import_images(image: Path, env: dict[str, str]) -> None:
+    there = ["docker", "image", "inspect", *IMAGES]
+    if subprocess.run(there, env=env, capture_output=True, check=False).returncode == 0:
+        return
     left_out = [f"--exclude={each}" for each in ENGINES_OWN]
     pack = ["tar", "-C", str(image), *left_out, "-c", "."]
     with subprocess.Popen(pack, stdout=subprocess.PIPE) as tar:
@@ -297,11 +304,27 @@ def in_namespaces(*kinds: str, command: Sequence[str]) -> int:
     return subprocess.run(["unshare", *options, *command], check=False).returncode
 
 
+def group_of(folder: Path) -> str:
+    """The name of the control group of its containers: another checkout's is another one."""
+    return f"engine-{zlib.crc32(str(folder).encode()):08x}"
+
+
+def remove_groups(folder: Path) -> None:
+    """Remove the control groups of its containers, whose processes are killed."""
+    for group in sorted(Path("/sys/fs/cgroup").glob(f"**/{group_of(folder)}/**/"), reverse=True):
+        give_up = time.monotonic() + 5
+        while True:
+            try:
+                group.rmdir()
+                break
+            except OSError:
+                if time.monotonic() > give_up:
+                    raise
+                time.sleep(0.1)
+
+
 def remove(folder: Path) -> None:
-    """Remove the folder, and the empty groups of its containers."""
-    for group in sorted(Path("/sys/fs/cgroup").glob(f"**/{folder.name}/**/"), reverse=True):
-        with contextlib.suppress(OSError):
-            group.rmdir()
+    """Remove the folder."""
     for line in Path("/proc/self/mounts").read_text().splitlines():
         assert not line.split()[1].startswith(f"{folder}/"), f"something is still mounted: {line}"
     shutil.rmtree(folder, ignore_errors=False)
