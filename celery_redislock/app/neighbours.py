@@ -28,7 +28,7 @@ REMEDY: Final = "Set redislock_url to a database of its own, or to another serve
 _OURS: Final = re.compile(rb":\{\d+\}:[a-z]+\d*(:|$)|:sweep:")
 #: Keys of Celery, kombu and their extensions, with a `global_keyprefix` or without.
 _CELERYS: Final = re.compile(
-    rb"celery-task(set)?-meta-|chord-unlock-|_kombu\.binding\.|unacked(_index|_mutex)?$"
+    rb"celery-task(set)?-meta-|chord-unlock-|_kombu\.binding[._]|unacked(_index|_mutex)?$"
     rb"|^(redbeat:|qo_|SINGLETONLOCK_)"
 )
 #: kombu's transport options that name keys.
