@@ -169,6 +169,7 @@ def test_what_cannot_leave_the_room_in_an_outage_leaves_it_afterwards(
 ):
     def cut_off():
         eventually(lambda: client.keys(f"*:room:{label}"), "it is in the room")
+        eventually(lambda: proxy.lost, "and its answer is lost")
         proxy.cut_off()
 
     cuts = threading.Thread(target=cut_off)
