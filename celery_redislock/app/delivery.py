@@ -130,13 +130,6 @@ def replaces_another(raw: Mapping[str, Any]) -> bool:
     return bool(header.get("redelivered") or header.get("deferrals") or header.get("parked"))
 
 
-def outages_of(raw: Mapping[str, Any]) -> int:
-    """How often in a row the message was put off just now since the lock server did not answer."""
-    header = raw.get(KEY)
-    count = header.get("outages") if isinstance(header, Mapping) else None
-    return count if isinstance(count, int) and not is_from_newer(raw) else 0
-
-
 def take_header(raw: dict[str, Any]) -> Any:
     """Take our header out of a request, so that a retry does not copy it into the next message."""
     header = raw.pop(KEY, None)

@@ -177,6 +177,22 @@ def level_in_outage() -> int:
     return logging.ERROR if _burst.take(object(), BURST) else logging.WARNING
 
 
+def report_expired_in_outage(whose: Whose, why: object, reason: str, *, emits: bool = True) -> None:
+    """Report that a task ends as expired, without a run, because the lock server did not answer.
+
+    Args:
+        whose: the lock and the task.
+        why: the cause, for the line.
+        reason: the same for the line's field.
+        emits: whether the event is sent.
+    """
+    report(
+        Outcome.EXPIRED, whose, "redislock: %s[%s] ends as expired without a run: %s",
+        whose.run["task"], whose.task_id, why,
+        level=level_in_outage(), logged={"reason": reason}, emits=emits,
+    )  # fmt: skip
+
+
 def _why_taken(holder: Holder | None) -> str:
     """For `signals.ConflictDetails.because`."""
     if holder is None:

@@ -141,10 +141,11 @@ class Facts:
         self, outcome: Outcome, holder: Holder | None, countdown: float | None = None
     ) -> None:
         """Report how a conflict ended."""
-        age, is_on_hold = None, False
+        age = level = None
         if holder is not None and outcome in TURNED_AWAY:
             age = _remarkable_age(holder, self.options.lock_warn_after)
-            is_on_hold = holder.on_hold  # no run does its work
+            if age is not None or holder.on_hold:  # no run does the work of one on hold
+                level = logging.WARNING
         after = f" for {countdown:.1f} s" if countdown is not None else ""
         # The holder becomes text only if the line is logged.
         by = "has no known holder%.0s"
@@ -155,8 +156,7 @@ class Facts:
             outcome, self._whose, f"redislock: %s %s%s: %s {by}%s",
             self, outcome.label, after, self.key, holder, since,
             holder=holder, countdown=countdown, details={},
-            level=logging.WARNING if age is not None or is_on_hold else None,
-            emits=not self.is_eager,
+            level=level, emits=not self.is_eager,
         )  # fmt: skip
 
     def __str__(self) -> str:

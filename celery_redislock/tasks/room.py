@@ -21,7 +21,7 @@ from ..app.again import custom_headers, publish_again
 from ..app.delivery import KEY, Kept
 from ..app.entries import CALLBACKS, CorruptEntry, Entry, ForgedEntry, NotOurs, Waiter
 from ..app.housekeeper import housekeeper
-from ..app.outcomes import Outcome, Whose, level_in_outage, report
+from ..app.outcomes import Outcome, Whose, report, report_expired_in_outage
 from ..app.results import ended_since, store_expired, store_skipped
 from ..app.settings import app_locks
 from ..app.times import has_passed
@@ -283,11 +283,7 @@ def end_expired(
             task.name, request.id, keys.lock,
         )  # fmt: skip
     else:
-        report(
-            Outcome.EXPIRED, whose, "redislock: %s[%s] ends as expired without a run: %s",
-            task.name, request.id, cause,
-            level=level_in_outage(), logged={"reason": cause.reason},
-        )  # fmt: skip
+        report_expired_in_outage(whose, cause, cause.reason)
 
 
 def end_replaced(

@@ -20,10 +20,11 @@ from ..app.brokers import AS_CELERY_READS_IT, origin_of
 from ..app.delivery import (
     KEY,
     VERSION,
+    Delivery,
     Kept,
     attempt_of,
     done_key_of,
-    outages_of,
+    is_from_newer,
     replaces_another,
     restore_route,
     stamp,
@@ -42,7 +43,7 @@ from ..app.internals import (
     was_cancelled,
     was_revoked,
 )
-from ..app.outcomes import Outcome, Whose, level_in_outage, report
+from ..app.outcomes import Outcome, Whose, report, report_expired_in_outage
 from ..app.results import store_skipped
 from ..app.times import has_passed
 from ..errors import LockUnavailable, TaskReplaced
@@ -183,18 +184,17 @@ class LockRequest(Request):
     def _report_expired(self) -> None:
         """Report that an outage has put the task off until it expired. Celery says no reason."""
         raw = self.request_dict
-        outages = outages_of(raw)
-        if not outages or not has_passed(raw.get("expires")):
+        if is_from_newer(raw) or not has_passed(raw.get("expires")):
+            return
+        outages = Delivery.take_from({**raw}).outages
+        if not outages:
             return
         key = ""
         with contextlib.suppress(Exception):  # a callable of the user's may raise anything
             key = self.task.lock_keys_for(self.args, self.kwargs, raw).lock
         reason = f"it was put off {outages} times, since the lock server did not answer"
-        report(
-            Outcome.EXPIRED, Whose(key, self.task, self.id, attempt_of(raw)[1], self._label),
-            "redislock: %s[%s] ends as expired without a run: %s", self.task.name, self.id, reason,
-            level=level_in_outage(), logged={"reason": reason}, emits=False,
-        )  # fmt: skip
+        whose = Whose(key, self.task, self.id, attempt_of(raw)[1], self._label)
+        report_expired_in_outage(whose, reason, reason, emits=False)
 
     def acknowledge(self) -> None:
         """Acknowledge the message, before or after its run. The run's done note may then go."""

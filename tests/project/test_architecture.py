@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from tests.support.toml import PROJECT
 from tests.support.workers import ROOT
 
 grimp = pytest.importorskip("grimp", reason="of the group `lint`, on Python 3.11 and later")
@@ -20,9 +21,9 @@ def page() -> str:
 
 def layers() -> list[str]:
     """The packages from the bottom to the top, as `make lint` checks them."""
-    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    contract = project[project.index('type = "layers"') :].partition("]")[0]
-    return re.findall(rf'"{PACKAGE}\.(\w+)"', contract)[::-1]
+    contracts = PROJECT["tool"]["importlinter"]["contracts"]
+    (contract,) = (each for each in contracts if each["type"] == "layers")
+    return [layer.removeprefix(f"{PACKAGE}.") for layer in contract["layers"][::-1]]
 
 
 def drawing() -> list[str]:

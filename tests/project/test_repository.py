@@ -16,14 +16,9 @@ from packaging.markers import Marker
 from packaging.requirements import Requirement
 
 import celery_redislock
+from tests.support.toml import PROJECT
 from tests.support.workers import ROOT
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 PINS = (ROOT / "constraints.txt").read_text(encoding="utf-8")
 CHANGES = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")

@@ -23,12 +23,13 @@ import time
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import docker
 import pytest
 
 from tests.support import debian
+from tests.support.toml import PROJECT
 from tests.support.workers import ROOT
 
 T = TypeVar("T")
@@ -165,9 +166,8 @@ def _uid(root: Path, user: str) -> int:
 
 def _fetch_wheels(folder: Path) -> None:
     """Fetch what examples/Dockerfile installs, for the Python of the images."""
-    made = _project_file()
-    project = made["project"]
-    needs = ["pip", *made["build-system"]["requires"], *project["dependencies"]]
+    project = PROJECT["project"]
+    needs = ["pip", *PROJECT["build-system"]["requires"], *project["dependencies"]]
     needs += project["optional-dependencies"]["web"]
     machine = platform.machine()
     platforms = [f"--platform=manylinux{each}_{machine}" for each in ("_2_28", "_2_17", "2014")]
@@ -191,15 +191,6 @@ def _install_pip(root: Path) -> None:
     subprocess.run(
         ["chroot", root, "python3", f"{inside}/pip", "install", "-q", inside], check=True
     )
-
-
-def _project_file() -> dict[str, Any]:
-    try:
-        import tomllib
-    except ModuleNotFoundError:  # Python 3.10
-        import tomli as tomllib
-    made: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    return made
 
 
 # -- the engine -------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ import shlex
 import sqlite3
 from pathlib import Path
 
+from tests.support.toml import read_toml
 from tests.support.workers import ROOT
 
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
@@ -142,11 +143,7 @@ def check_configuration(block: Block) -> None:
 
         assert yaml.safe_load(block.text)
     elif block.language == "toml":
-        try:
-            import tomllib
-        except ImportError:  # Python 3.10
-            import tomli as tomllib
-        tomllib.loads(block.text)
+        read_toml(block.text)
     elif block.language == "sql":
         with sqlite3.connect(":memory:") as db:
             db.execute("CREATE TABLE accounts (name TEXT, balance INTEGER, fence INTEGER)")
