@@ -181,7 +181,7 @@ class Scene:
         return Claim(keys, token, TTL, value, task_id, member=member)
 
     def acquire(self, claim: Claim) -> Claim:
-        reply = self.server.run(calls.take(claim))
+        reply = self.server.run(calls.acquire(claim))
         assert isinstance(reply, Acquired), reply
         return claim
 
@@ -224,11 +224,11 @@ def one_turn(scene: Scene, ask: Callable[[str, Callable[[], Any]], Any]) -> None
     store, keys = scene.server, scene.keys
     alone = scene.claim(scene.key("nobody's"))
     ask("acquire", lambda: scene.acquire(alone))
-    ask("release", lambda: store.run(calls.give(alone)))
+    ask("release", lambda: store.run(calls.settle(alone)))
     newcomer = scene.claim(keys)
-    assert isinstance(ask("refuse", lambda: store.run(calls.take(newcomer))), Busy)
+    assert isinstance(ask("refuse", lambda: store.run(calls.acquire(newcomer))), Busy)
     ask("park", lambda: scene.park(newcomer))
-    offered = ask("hand_over", lambda: store.run(calls.give(scene.holder))).offered
+    offered = ask("hand_over", lambda: store.run(calls.settle(scene.holder))).offered
     its = scene.claim(keys, offered.place.entry_id.partition(":")[0], offered.place.member)
     ask("take_over", lambda: scene.acquire(its))
     scene.holder = its

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 from ..errors import LockLost, LockUnavailable
 from ..protocol import past
-from ..protocol.calls import Release, give, settle, take
+from ..protocol.calls import Release, acquire, settle
 from ..protocol.claims import Claim, Extended, Extension
 from ..protocol.clock import clock
 from ..protocol.exchange import Call
@@ -181,7 +181,7 @@ class AsyncAcquisition:
         try:
             with out_of_sight():
                 if timeout == 0:
-                    await self._do(Try(take(self._lease.claim), 0.0))
+                    await self._do(Try(acquire(self._lease.claim), 0.0))
                 else:
                     await self._wait_in_line(timeout)
         except BaseException:
@@ -283,7 +283,7 @@ class AsyncAcquisition:
     async def _release(self, release: Release, begin: _Begin) -> bool:
         begin.has_begun = True
         lease = self._lease
-        call = give(lease.claim, release)
+        call = settle(lease.claim, release)
         try:
             with out_of_sight():
                 settled = await self._asks.run(call)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..errors import LockUnavailable
 from ..protocol import past
-from ..protocol.calls import Release, acquire, give, keep, settle, take
+from ..protocol.calls import Release, acquire, keep, settle
 from ..protocol.checks import check_seconds
 from ..protocol.claims import Acquired, Busy, Claim, Done, Extended, Extension, Settled
 from ..protocol.clock import clock
@@ -193,7 +193,7 @@ class Lease(Right):
             LockUnavailable: the server did not answer in time.
         """
         self.asked = True
-        call = acquire(self.claim, "try", again, note) if again else take(self.claim, note)
+        call = acquire(self.claim, "try", again, note)
         try:
             answer = self.server.run(call, hold_off=hold_off)
         finally:
@@ -237,7 +237,7 @@ class Lease(Right):
         if self.is_over or not self.asked or self.pid != os.getpid():
             return None
         release = self.to_release(release, how)
-        call = give(self.claim, release)
+        call = settle(self.claim, release)
         call.in_doubt, self.tried_to_release = self.tried_to_release, True
         try:
             # Without a fence we know of no acquisition, but only the reply may have got lost.
@@ -258,11 +258,9 @@ class Lease(Right):
         self.unanswered += heartbeat.discard(self, wait)
         self.is_released = True
         # `_replace` takes thrice as long.
-        note, always, min_hold, _, leaves, publishes, _, pause, others = release
+        note, always, min_hold, _, leaves, publishes, _, pause = release
         stray = self.unanswered > 0
-        return Release(
-            note, always, min_hold, stray, leaves, publishes, self.end(how), pause, others
-        )
+        return Release(note, always, min_hold, stray, leaves, publishes, self.end(how), pause)
 
     def leave_at_end(self, heir: Heir) -> None:
         """Note that the lock is left to this message when the run ends."""

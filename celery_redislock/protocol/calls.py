@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
-from . import holders, lost, notes, past
+from . import holders, lost, notes
 from .claims import (
     NOT_OURS,
     Acquired,
@@ -40,13 +40,10 @@ WAITER_TTL: Final = MAX_BLOCK + 2.0
 
 T = TypeVar("T")
 
-#: Where `take` and `acquire` have the fence counter among their keys; where in its arguments `take`
-#: says what happens if the lock is busy, and `acquire` how it asks; and where `extend` has the
-#: counter above which a missing lock is not taken again, and one above all.
-_COUNTER_KEY, _IF_BUSY, _HOW = 1, 4, 6
+#: Where `acquire` has the fence counter among its keys, and in its arguments how it asks; and where
+#: `extend` has the counter above which a missing lock is not taken again, and one above all.
+_COUNTER_KEY, _HOW = 1, 6
 _LAST_COUNTER, _HIGHEST = 5, 2**53
-#: What `take` says of a busy lock if the caller will wait for it.
-_WAITS: Final = "wait"
 
 
 class Release(NamedTuple):
@@ -61,7 +58,6 @@ class Release(NamedTuple):
         publishes: the caller publishes the task of the waiting room that is next.
         run_end: how the run ended, see `past.end_text`; "" if there was no run.
         pause: the lock stays taken for this many seconds from now.
-        others_wait: others are likely to wait for the lock.
     """
 
     note: str = ""
@@ -72,39 +68,9 @@ class Release(NamedTuple):
     publishes: bool = True
     run_end: str = ""
     pause: float = 0.0
-    others_wait: bool = False
 
 
 # -- taking a lock ----------------------------------------------------------------------------
-
-
-def take(claim: Claim, note: str = "", waits: bool = False) -> Call[Acquired | Busy | Done]:
-    """Take the lock, or learn why not, as `acquire` does: by a short script; and by the whole one
-    if the case is not plain, as the server says, or as we know.
-
-    Args:
-        claim: the claim.
-        note: see `acquire`.
-        waits: the caller will wait if the lock is busy.
-    """
-    of, whole = claim.keys, partial(acquire, claim, "wait" if waits else "try", False, note)
-    if of.slots or claim.kept or claim.member or claim.parent:
-        return whole()
-    keys = (
-        *(of.lock, of.fence, of.waiters, claim.done_key, of.room),
-        *(claim.runs_key, of.history, of.turned, of.holds),
-    )
-    if_busy = _WAITS if waits else ":" if claim.turned_away else ""
-    if note:
-        if_busy = f"{to_ms(claim.done_ttl)}:{notes.encode(note, claim.sent)}"
-    args = (claim.value, to_ms(claim.ttl), of.lock_id, claim.entry_id, if_busy, claim.history)
-    read, undo = partial(_acquire_answer, claim), partial(settle, claim)
-    wider = partial(_unless_plain, whole)
-    return Call("take", keys, args, read, claim.ttl, True, not claim.task_id, wider, undo)
-
-
-def _unless_plain(whole: Callable[[], Call[T]], reply: Any) -> Call[T] | None:
-    return whole() if reply is None else None
 
 
 def acquire(
@@ -124,10 +90,9 @@ def acquire(
     if_busy = ":" if claim.turned_away and how == "try" and not again else ""
     if note:
         if_busy = f"{to_ms(claim.done_ttl)}:{notes.encode(note, claim.sent)}"
-    kept = holders.opening_of(claim.kept) if claim.kept else ""
     args = (
         *(claim.value, to_ms(claim.ttl), of.lock_id, claim.entry_id, if_busy, claim.history),
-        *(how, int(again), to_ms(WAITER_TTL), kept, claim.parent, claim.member),
+        *_unless_plain(how, int(again), claim.kept, claim.parent, claim.member),
     )
     keys = (
         *(of.lock, of.fence, of.waiters, claim.done_key, of.room, of.entries),
@@ -136,6 +101,13 @@ def acquire(
     )
     read, undo = partial(_acquire_answer, claim), partial(settle, claim)
     return Call("acquire", keys, args, read, claim.ttl, True, not claim.task_id, undo=undo)
+
+
+def _unless_plain(how: str, again: int, kept: str, parent: str, member: str) -> tuple[Any, ...]:
+    """The arguments of `acquire` that who tries once leaves out."""
+    if how == "try" and not (again or kept or parent or member):
+        return ()
+    return how, again, to_ms(WAITER_TTL), kept and holders.opening_of(kept), parent, member
 
 
 def _acquire_answer(claim: Claim, reply: Any, sent_at: float) -> Acquired | Busy | Done:
@@ -185,20 +157,15 @@ def _reservation(value: bytes) -> Reservation | None:
     return Reservation(token, task_id, since)
 
 
-def in_whole(call: Call[T]) -> Call[T]:
-    """The call of the whole script, in place of the short one for the plain case."""
-    return (call.wider and call.wider(None)) or call
-
-
 def without_waiters(call: Call[T]) -> Call[T]:
     """The same call by a waiter that no server wakes: it asks again by itself. A call that does
     not wait stays as it is.
     """
-    if call.script == "take" and call.args[_IF_BUSY] == _WAITS:
-        call = in_whole(call)
-    if call.script != "acquire":
+    first, rest = call.args[:_HOW], call.args[_HOW + 1 :]
+    if call.script != "acquire" or not rest:
         return call
-    return dataclasses.replace(call, args=(*call.args[:_HOW], "try", *call.args[_HOW + 1 :]))
+    says_more = rest[0] or any(rest[2:])  # see `_unless_plain`
+    return dataclasses.replace(call, args=(*first, "try", *rest) if says_more else first)
 
 
 def raise_fence(acquisition: Call[Any], fence: int) -> Call[bool]:
@@ -255,22 +222,6 @@ def _extend_answer(reply: Any, sent_at: float) -> Extended:
 # -- giving a lock back -----------------------------------------------------------------------
 
 
-def give(claim: Claim, release: Release = Release()) -> Call[Settled]:  # noqa: B008
-    """Release a lock, as `settle` does: by a short script; and by the whole one if the case is not
-    plain, as the server says, or as we know.
-    """
-    of, whole = claim.keys, partial(settle, claim, release)
-    note, always, min_hold, stray, leaves, _, run_end, pause, others_wait = release
-    keeps = stray or min_hold or pause or leaves or others_wait
-    if of.slots or keeps or (run_end and not past.is_whole(run_end)):
-        return whole()
-    keys = (of.lock, of.waiters, of.room, claim.done_key, claim.runs_key)
-    text = notes.encode(note, claim.sent) if always else ""
-    args = (claim.opening, text, to_ms(claim.done_ttl), run_end)
-    wider = partial(_unless_plain, whole)
-    return Call("give", keys, args, _settle_answer, claim.ttl, False, not claim.task_id, wider)
-
-
 def settle(claim: Claim, release: Release = Release()) -> Call[Settled]:  # noqa: B008
     """Release what a claim holds, if it still holds that. Safe to call again.
 
@@ -283,13 +234,16 @@ def settle(claim: Claim, release: Release = Release()) -> Call[Settled]:  # noqa
         *(of.lock, of.waiters, of.wake, claim.done_key, of.fence, of.room),
         *(of.rooms, of.entries, of.deadlines, of.sent, of.ended, claim.runs_key, *of.slots),
     )
-    note, always, min_hold, stray, leaves, publishes, run_end, pause, _ = release
-    args = (
+    note, always, min_hold, stray, leaves, publishes, run_end, pause = release
+    args: tuple[Any, ...] = (
         *(claim.opening, notes.encode(note, claim.sent), int(always)),
         *(to_ms(claim.done_ttl), to_ms(RESERVE), of.lock_id, int(publishes), run_end),
-        *(int(stray), to_ms(min_hold) if min_hold else 0, *(leaves or ("", ""))),
-        to_ms(pause) if pause else 0,
     )
+    if stray or min_hold or leaves or pause:
+        args += (
+            *(int(stray), to_ms(min_hold) if min_hold else 0, *(leaves or ("", ""))),
+            to_ms(pause) if pause else 0,
+        )
     return Call("settle", keys, args, _settle_answer, claim.ttl, recurs=not claim.task_id)
 
 

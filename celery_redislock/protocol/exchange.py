@@ -28,8 +28,7 @@ class Call(Generic[T]):
         takes: the call takes a new lock, so it must wait while a server that came back holds off.
         recurs: the same keys are likely to be sent again, so their packed form is kept.
         wider: makes the call to make in place of this one, from a reply that names what else the
-            script would touch, or that is nothing, as the case is not plain; None if the reply is
-            the answer. A number is an answer.
+            script would touch; None if the reply is the answer.
         undo: makes the call that gives back what this call may have taken.
         in_doubt: the call may have been carried out before, and its reply got lost; or independent
             servers do not agree. Then "not ours" is no proof of a loss.

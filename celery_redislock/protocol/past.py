@@ -101,11 +101,6 @@ def end_text(fence: int, took: float, how: str) -> str:
     return f"{fence}|{int(took * 1000)}|{how}"
 
 
-def is_whole(run_end: str) -> bool:
-    """Whether this is a whole `end_text`, not only how the run ended."""
-    return "|" in run_end
-
-
 def runs_in(records: Iterable[bytes]) -> list[Past]:
     """The runs in these records. Records that are not ours are left out. Each server of a quorum
     has a fence of its own for a run; the run's end has the highest.

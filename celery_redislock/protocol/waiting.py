@@ -6,7 +6,7 @@ from collections.abc import Generator
 from typing import Final, NamedTuple, TypeAlias
 
 from ..errors import LockUnavailable
-from .calls import MAX_BLOCK, acquire, take
+from .calls import MAX_BLOCK, acquire
 from .claims import Acquired, Busy, Claim, Done
 from .clock import clock
 from .exchange import Call
@@ -82,11 +82,7 @@ def waiting(
         left = None if give_up is None else max(give_up - clock(), 0.0)
         goes_on = left != 0
         if answer is None or is_listed is not goes_on:
-            # A task that waits has asked before; others may find the lock free.
-            if goes_on and not (is_listed or claim.task_id):
-                answer = yield Try(take(claim, waits=True), left)
-            else:
-                answer = yield Try(acquire(claim, "wait" if goes_on else "last"), left)
+            answer = yield Try(acquire(claim, "wait" if goes_on else "last"), left)
             assert answer is not None
             is_listed = goes_on
         # "own": another copy of this message has the lock.

@@ -1,5 +1,4 @@
 -- Take a lock, or learn who has it. Idempotent: for the same token it replies "acquired" again.
--- take.lua does the same where the case is plain.
 --
 -- KEYS  1 lock  2 fence counter of the bucket  3 waiters  4 done note of this attempt
 --       5 room: members in order  6 entries of the room  7 the bucket's rooms  8 deadlines  9 sent
@@ -11,6 +10,7 @@
 --       5 what happens if the lock is busy: "" the task may still run; else it ends without a run,
 --       and leaves a done note: "<ms to keep it>:<note>", or ":" for no note
 --       6 how many runs the bucket's history keeps; "0" if there is none
+--       The rest is left out by who tries once, and of whom it says nothing:
 --       7 how: "try" once, "wait", "woken" after a wait, which may only have timed out, or "last"
 --         before giving up a wait
 --       8 "1" take the lock even if this attempt has run before
@@ -30,22 +30,61 @@
 
 local lock, counter, waiters, done_note, room, entries, rooms, deadlines, sent, ended = unpack(KEYS)
 local runs, history, turned, holds = unpack(KEYS, 11)
-local slots = {lock, unpack(KEYS, 15)}
-local value, ttl, lock_id, entry_id, note_if_busy, runs_kept, how = unpack(ARGV)
-local again, waiter_ttl, kept_opening, parent, member = unpack(ARGV, 8)
+local value, ttl, lock_id, entry_id, note_if_busy, runs_kept = unpack(ARGV)
+local how, again, waiter_ttl, kept_opening, parent, member = unpack(ARGV, 7)
 
 local time = redis.call('TIME')
 
 -- include values.lua
+
+-- Whether this is the value of another task, or of another `RedisLock`. False also if only decoding
+-- it could tell: JSON escapes some characters of an id, and it may be of another version.
+local function is_of_another(its_value)
+  if not is_under(its_value, '{"token":"')
+      or not string.find(its_value, ',"v":' .. VERSION .. ',', 1, true) then
+    return false
+  end
+  local _, last = string.find(its_value, ',"task_id":"', 1, true)
+  if last then
+    local id = string.match(its_value, '^([^"\\]*)"', last + 1)
+    return id and not is_under(entry_id, id .. ':')
+  end
+  return string.find(its_value, ',"task_id":null,', 1, true)
+    and not is_under(its_value, string.match(value, '^{"token":"[^"]*"'))
+end
+
+-- The plain case: one slot, no note says that this attempt has run, and the lock is free and nobody
+-- waits, or another has it. The rest would do the same, and takes longer, also to make its functions.
+if not KEYS[15] and (not how or how == 'wait' and kept_opening .. parent .. member == '') then
+  local slot, current = lock, redis.pcall('GET', lock)
+  if not current and redis.call('EXISTS', done_note, waiters, room, holds) == 0 then
+-- include taking.lua
+  elseif not how and is_of_another(current) and redis.call('EXISTS', done_note) == 0 then
+    local ms, note = string.match(note_if_busy, '^(%d+):(.*)$')
+    if ms then
+      redis.pcall('SET', done_note, note, 'PX', ms)
+    end
+    if note_if_busy ~= '' and runs_kept ~= '0' then
+-- include runs.lua
+-- include turned.lua
+      current = count_for_run(slot, current)
+      count_for_task()
+    end
+    return {'busy', current, redis.call('PTTL', slot), 'other', ms_of(time)}
+  end
+end
+
+how, again, kept_opening = how or 'try', again == '1', kept_opening or ''
+parent, member = parent or '', member or ''
 -- include notes.lua
 -- include runs.lua
 -- include turned.lua
 -- include records.lua
 -- include entries.lua
 local opening = opening_of(token_of(value))
+local slots = {lock, unpack(KEYS, 15)}
 local task_id, nesting, attempt = parts_of(entry_id)
 local publishes = task_id ~= ''
-again = again == '1'
 -- include room.lua
 -- include holds.lua
 
@@ -125,8 +164,7 @@ local function busy(i, relation, offered)
   elseif how == 'last' then
     redis.call('ZREM', waiters, opening)
   end
-  local slot = slots[i]
-  local value = redis.pcall('GET', slot) or ''
+  local slot, value = slots[i], current[i] or ''
   local ms, note = string.match(note_if_busy, '^(%d+):(.*)$')
   if ms and relation ~= 'own' and relation ~= 'earlier' and relation ~= 'newer' then
     redis.pcall('SET', done_note, note, 'PX', ms)

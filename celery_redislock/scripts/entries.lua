@@ -8,11 +8,6 @@
 -- An id is "<task id>:<how often the task replaced itself>.<attempt>". A member is an id; or "=" and
 -- the name of a task: its pending slot, in which the newest call replaces the one before.
 
--- The ms of a reply of TIME: all times in a room are this server's, in ms.
-local function ms_of(time)
-  return time[1] * 1000 + math.floor(time[2] / 1000)
-end
-
 -- Have a worker look at this room at that time.
 local function look_at(ms)
   redis.call('ZADD', rooms, string.format('%.0f', ms), lock_id)

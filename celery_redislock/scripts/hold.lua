@@ -13,7 +13,7 @@ local target, ms, names, tasks, value = unpack(ARGV)
 -- include records.lua
 
 local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local now = ms_of(time)
 -- include holds.lua
 
 local text = redis.call('HGET', holds, target) or ''

@@ -71,7 +71,7 @@ local function put_on_hold(current)
   for i, slot in ipairs(hold and slots or {}) do
     if not current[i] or current[i] == RESERVED then
       redis.call('SET', slot, hold, 'PX', until_ms - now)
-      number = i
+      current[i], number = hold, i
     elseif is_on_hold(current[i]) then
       number = number or i
     end

@@ -1,6 +1,5 @@
 -- Settle what a delivery holds: its lock, the reservation that is kept for it, and its place in the
--- waiting room. Safe to call twice, late, or if the delivery never held anything. give.lua does the
--- same where the case is plain.
+-- waiting room. Safe to call twice, late, or if the delivery never held anything.
 --
 -- KEYS  1 lock  2 waiters  3 wake list  4 done note of this attempt
 --       5 fence counter of the bucket  6 room  7 the bucket's rooms  8 entries  9 deadlines
@@ -12,6 +11,7 @@
 --       6 the lock's id   7 "1" the caller can publish a task, "0" it cannot
 --       8 the run's end, for the history: "<fence>|<ms>|<how>", or only "<how>" if this script adds
 --       the rest; "" for none
+--       The rest is left out if nothing of it is said:
 --       9 "1" an extension may still be on its way: it must not take the lock again
 --       10 ms since the acquisition until which the lock stays taken, or "0"
 --       11 the member that leaves the room, or ""   12 the id of its entry, see entries.lua
@@ -21,18 +21,35 @@
 
 local lock, waiters, wake, done_note, counter, room, rooms, entries, deadlines, sent, ended = unpack(KEYS)
 local runs = unpack(KEYS, 12)
-local slots = {lock, unpack(KEYS, 13)}
 local opening, note, always, done_ttl, reserve_for, lock_id, can_publish, run_end = unpack(ARGV)
 local stray, min_hold, leaver, leavers_id, pause = unpack(ARGV, 9)
 
+-- include values.lua
+-- include history.lua
+
+-- The plain case, for which the rest would do the same, and take longer: the lock has one
+-- slot and is still ours, it is free at once, nobody waits, no note was left, and no copy was seen.
+local is_whole = run_end == '' or string.find(run_end, '|', 1, true)
+if not stray and not KEYS[13] and is_whole then
+  local current = redis.pcall('GET', lock)
+  if is_under(current, opening) and not string.find(current, REDELIVERED, 1, true)
+      and redis.call('EXISTS', waiters, room, done_note) == 0 then
+    redis.call('DEL', lock)
+    if note ~= '' and always == '1' then
+      redis.call('SET', done_note, note, 'PX', done_ttl)
+    end
+    note_end(runs, run_end, current)
+    return 1
+  end
+end
+
+local slots = {lock, unpack(KEYS, 13)}
 local time = redis.call('TIME')
 local publishes = can_publish == '1'
 
--- include values.lua
 -- include notes.lua
 -- include runs.lua
 -- include records.lua
--- include history.lua
 -- include entries.lua
 -- include room.lua
 
@@ -54,17 +71,17 @@ local function leave_note()
 end
 
 local function rest_of_min_hold()
-  local ms = tonumber(min_hold)
+  local ms = tonumber(min_hold) or 0
   local since = ms > 0 and acquired_at(current)
   -- Never longer than `min_hold`: the clock may have been set back meanwhile.
   return since and math.min(math.ceil(since * 1000 + ms - now), ms) or 0
 end
 
-if run_end ~= '' and not string.find(run_end, '|', 1, true) then
+if not is_whole then
   run_end = slot and ended_now(current, run_end, time) or ''
 end
 
-local leaves = leaver ~= ''
+local leaves = (leaver or '') ~= ''
 if leaves then
   leave(leaver, leavers_id)
 end

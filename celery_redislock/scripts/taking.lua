@@ -1,8 +1,5 @@
--- Part of acquire.lua and take.lua, after values.lua: takes `slot`, which is free or kept for us, and
--- records the run's begin, see history.lua. Replies as these scripts do.
---
--- Needs the locals `value`, `ttl`, `lock_id`, `counter`, `runs`, `history`, `runs_kept`, and `time`,
--- TIME's reply.
+-- Part of acquire.lua, twice: takes `slot`, which is free or kept for us, records the run's begin, see
+-- history.lua, and replies.
 
 local RECORDS_OF_A_RUN = 3      -- in the history
 local CUT_AFTER = 48            -- records, before a list of runs is cut again

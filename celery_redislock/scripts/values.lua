@@ -12,6 +12,11 @@ local TURNED_AWAY = ',"turned_away":'      -- how many duplicates ended without 
 -- The version of the values that we write. `protocol/holders.py` has the rule for others.
 local VERSION = 2
 
+-- The ms of a reply of TIME: all times are this server's.
+local function ms_of(time)
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
 -- `micros` has six digits.
 local function acquired(value, fence, seconds, micros)
   return string.sub(value, 1, -2) .. ',"fence":' .. fence
@@ -21,20 +26,4 @@ end
 -- Whether this is a value with this opening.
 local function is_under(value, opening)
   return type(value) == 'string' and string.sub(value, 1, #opening) == opening
-end
-
--- Whether another task has the lock than the one with this entry id, or a `RedisLock` that did not
--- store `own`. False also if only decoding the value could tell: JSON escapes some characters of an
--- id, and the value may be of another version.
-local function is_of_another(value, entry_id, own)
-  if not (is_under(value, '{"token":"') and string.find(value, ',"v":' .. VERSION .. ',', 1, true)) then
-    return false
-  end
-  local _, last = string.find(value, ',"task_id":"', 1, true)
-  if last then
-    local id = string.match(value, '^([^"\\]*)"', last + 1)
-    return id and not is_under(entry_id, id .. ':')
-  end
-  return string.find(value, ',"task_id":null,', 1, true)
-    and not is_under(value, string.match(own, '^{"token":"[^"]*"'))
 end

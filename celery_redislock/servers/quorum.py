@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 from ..errors import LockUnavailable
 from ..protocol import majority, rooms
-from ..protocol.calls import in_whole, raise_fence, retaking, without_waiters
+from ..protocol.calls import raise_fence, retaking, without_waiters
 from ..protocol.claims import NOT_OURS, Acquired, Busy, Done, Extended, Reserved
 from ..protocol.clock import clock
 from ..protocol.exchange import Call, Query
@@ -32,8 +32,8 @@ T = TypeVar("T")
 TIMEOUT: Final = 0.2
 #: Seconds for which a server that did not answer is not asked again, while others are.
 LEFT_ALONE: Final = 1.0
-#: The scripts that give back a lock, or a reservation.
-GIVE_BACK: Final = ("give", "settle")
+#: The script that gives back a lock, or a reservation.
+GIVES_BACK: Final = "settle"
 #: Between so many seconds a waiter asks again: two that ask at once must not do so for ever.
 ASK_AGAIN: Final = (0.05, 0.15)
 
@@ -92,7 +92,7 @@ class Quorum(Server):
         self, calls: Sequence[Call[T]], *, ttl: float, purpose: str = "main"
     ) -> list[T | LockUnavailable]:
         ask = methodcaller("run_all", calls, ttl=ttl, purpose=purpose)
-        answers, failures = self._all(ask, calls if calls[0].script in GIVE_BACK else ())
+        answers, failures = self._all(ask, calls if calls[0].script == GIVES_BACK else ())
         decided: list[Any] = []
         for i, call in enumerate(calls):
             own = [each[i] for each in answers]
@@ -150,7 +150,7 @@ class Quorum(Server):
     def _ask_all(self, call: Call[Any], purpose: str) -> tuple[list[Any], list[LockUnavailable]]:
         """The answers of the servers to this call, and the failures of the others."""
         ask = methodcaller("run", call, once=True, hold_off=0, purpose=purpose)
-        return self._all(ask, [in_whole(call)] if call.script in GIVE_BACK else ())
+        return self._all(ask, [call] if call.script == GIVES_BACK else ())
 
     def _all(
         self, ask: Callable[[Node], T], gives_back: Sequence[Call[Any]] = ()

@@ -98,7 +98,7 @@ def make_call(
             reply = _confirmed(call, replies, min_replicas)
         elif isinstance(reply, ResponseError):
             raise reply
-        wider = call.wider and not isinstance(reply, int) and call.wider(reply)
+        wider = call.wider and call.wider(reply)
         if not wider:
             return sent_at, reply
         call = wider
@@ -132,7 +132,7 @@ def _confirmed(call: Call[Any], replies: Sequence[Any], min_replicas: int) -> An
         if isinstance(each, ResponseError):
             raise each
     reply, confirmed = replies
-    if reply is None or confirmed >= min_replicas:
+    if confirmed >= min_replicas:
         return reply
     if isinstance(call.read(reply, 0.0), Acquired | Reserved):
         raise Unconfirmed(f"{confirmed} of {min_replicas} replicas confirmed")

@@ -123,8 +123,7 @@ def how_to_release(facts: Facts, state: State, lease: Lease, ran: Ran) -> Releas
     if lease.replaced_by is not None:
         return Release(note, copies)
     min_hold, pause = _kept_for(facts, lease, ran)
-    # Behind one that comes from the room, there are mostly others.
-    return Release(note, copies, min_hold, pause=pause, others_wait=state.message.parked)
+    return Release(note, copies, min_hold, pause=pause)
 
 
 def _is_retried_by_worker(facts: Facts) -> bool:

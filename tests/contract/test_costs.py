@@ -31,7 +31,7 @@ from tests.support.workers import ROOT
 
 SCRIPTS = {
     sha_of(name): name
-    for name in ("take", "acquire", "extend", "give", "settle", "keep", "park", "reserve")
+    for name in ("acquire", "extend", "settle", "keep", "park", "reserve")
 }
 
 
@@ -77,17 +77,17 @@ def lock(own_redis, label) -> Iterator[RedisLock]:
 def test_a_lock_is_taken_in_one_round_trip_and_given_back_in_another(lock, own_redis):
     with sent_to(own_redis) as sent, lock:
         pass
-    assert sent == ["take", "give"]
+    assert sent == ["acquire", "settle"]
 
 
 def test_who_does_not_get_a_lock_asks_once(lock, own_redis, label):
     with lock, sent_to(own_redis) as sent:
         assert not RedisLock(own_redis.url, label).acquire(0)
-    assert sent == ["take"]
+    assert sent == ["acquire"]
 
 
-def test_a_lock_that_is_handed_over_takes_four_commands(lock, own_redis, label):
-    """Ask in short, ask, go to sleep, and ask again when woken. The last two are one round trip."""
+def test_a_lock_that_is_handed_over_takes_three_commands(lock, own_redis, label):
+    """Ask, go to sleep, and ask again when woken. The last two are one round trip."""
     waiting = RedisLock(own_redis.url, label)
     keys = lock_keys("redislock", label)
     got = []
@@ -98,7 +98,7 @@ def test_a_lock_that_is_handed_over_takes_four_commands(lock, own_redis, label):
             eventually(lambda: client.info("clients")["blocked_clients"], "it sleeps")
         thread.join(20)
     assert got == [True]
-    assert sent == ["take", "take", "acquire", "BLPOP", "give", "settle", "acquire"]
+    assert sent == ["acquire", "acquire", "BLPOP", "settle", "acquire"]
 
 
 def test_a_long_wait_is_a_row_of_sleeps_and_stays_on_the_list(lock, own_redis, label, monkeypatch):
@@ -106,7 +106,7 @@ def test_a_long_wait_is_a_row_of_sleeps_and_stays_on_the_list(lock, own_redis, l
     with lock, sent_to(own_redis) as sent:
         assert not RedisLock(own_redis.url, label).acquire(1.5)
     sleeps = sent.count("BLPOP")
-    row = ["take", "acquire", *["BLPOP", "acquire"] * sleeps]
+    row = ["acquire", *["BLPOP", "acquire"] * sleeps]
     assert sleeps > 2
     # Who wakes after its time was over, and is on the list, says goodbye.
     assert sent in (row, [*row, "acquire"])
@@ -124,7 +124,7 @@ def test_the_connection_thread_and_scripts_are_there_once_for_all_locks(own_redi
                     pass
         # The monitor's, and the one that ends it.
         assert client.info("stats")["total_connections_received"] - connections <= 3
-    assert sent == ["take", "give"] * 20
+    assert sent == ["acquire", "settle"] * 20
     assert threading.active_count() <= threads
 
 
@@ -179,7 +179,7 @@ def line_counts() -> dict[str, int]:
 @pytest.fixture(scope="module")
 def lock_server() -> Iterator[RedisServer]:
     with RedisServer() as server:
-        for name in ("take", "acquire", "give", "settle", "park"):
+        for name in ("acquire", "settle", "park"):
             with server.client() as client:
                 client.script_load(text_of(name))
         yield server
@@ -223,7 +223,7 @@ def holder(server: RedisServer, name: str, label: str) -> RedisLock:
 def test_a_run_costs_two_round_trips(send, lock_server, label):
     with sent_to(lock_server, about=lock_name("skip", label)) as sent:
         assert send("skip", label, 0.0).get(timeout=20)
-    assert sent == ["take", "give"]
+    assert sent == ["acquire", "settle"]
 
 
 @pytest.mark.parametrize("name", ["skip", "skip_result", "refuse"])
@@ -236,7 +236,7 @@ def test_a_duplicate_that_is_turned_away_costs_one_round_trip(send, lock_server,
                     assert send(name, label).get(timeout=20) == "skipped"
         with lock_server.client() as client:
             assert len(client.keys(held.key.replace(":lock:", ":done:") + ":*")) == 3
-    assert sent == ["take"] * 3
+    assert sent == ["acquire"] * 3
 
 
 @pytest.mark.parametrize(
@@ -273,11 +273,11 @@ def test_a_duplicate_sends_little_through_the_pools_pipe(
 @pytest.mark.parametrize(
     ("name", "mark", "costs"),
     [
-        ("defer_long", "", ["take"]),
-        ("queued", "room", ["take", "park"]),
-        ("coalesced", "room", ["take", "park"]),
-        ("replaced_sometime", "room", ["take", "park"]),
-        ("wait", "waiters", ["take", "acquire", "BLPOP"]),
+        ("defer_long", "", ["acquire"]),
+        ("queued", "room", ["acquire", "park"]),
+        ("coalesced", "room", ["acquire", "park"]),
+        ("replaced_sometime", "room", ["acquire", "park"]),
+        ("wait", "waiters", ["acquire", "acquire", "BLPOP"]),
     ],
 )
 def test_a_duplicate_that_will_run_costs_as_many_as_it_must(

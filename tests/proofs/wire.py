@@ -10,10 +10,8 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-#: `take.lua` is an acquire, too, with fewer arguments, and `give.lua` a settle.
 SCRIPTS = {
     ("lock", "fence", "waiters"): "acquire",
-    ("lock", "waiters", "room"): "settle",
     ("lock", "fence", "broken"): "extend",
     ("lock", "waiters", "wake"): "settle",
     ("lock", "done", "history"): "keep",

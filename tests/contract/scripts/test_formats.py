@@ -193,8 +193,6 @@ def test_the_end_of_a_run_says_the_same_to_both(run_lua: Lua) -> None:
     text = run_lua("acquired(a[1], '7', '1700', '500000')", value())
     ended = run_lua("ended_now(a[1], 'died', {'1702', '750000'})", text)
     assert ended == past.end_text(7, 2.25, past.DIED)
-    assert past.is_whole(ended)
-    assert not past.is_whole(past.DIED)
     counted = run_lua("with_one_more_turned_away(a[1])", text)
     (run,) = past.runs_in([text.encode(), b"1|name", noted(run_lua, ended, counted)])
     assert (run.lock_id, run.fence, run.took) == ("1|name", 7, 2.25)

@@ -123,13 +123,13 @@ def test_what_has_the_lock_keeps_it(room: Room) -> None:
 def test_a_lock_outside_of_tasks_is_held_by_its_name(room: Room, how: str) -> None:
     hold(room)
     claim = room.lock_claim()
-    first = taken(room.store.run(calls.take(claim)))
+    first = taken(room.store.run(calls.acquire(claim)))
     room.settle(claim)
     hold(room, None, room.label)
-    met = busy(room.store.run(calls.take(room.lock_claim(), waits=how == "wait")))
+    met = busy(room.store.run(calls.acquire(room.lock_claim(), "wait" if how == "wait" else "try")))
     assert met.holder.on_hold
     end(room, None, room.label)
-    assert taken(room.store.run(calls.take(room.lock_claim()))).fence > first.fence
+    assert taken(room.store.run(calls.acquire(room.lock_claim()))).fence > first.fence
 
 
 def test_another_task_of_the_lock_is_not_held_off(room: Room) -> None:

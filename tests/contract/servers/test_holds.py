@@ -23,17 +23,17 @@ def hold_and_end(store: Server, label: str) -> None:
     claims = [make_claim(f"{label}{number}") for number in range(8)]
     try:
         for claim in claims:
-            met = busy(store.run(calls.take(claim))).holder
+            met = busy(store.run(calls.acquire(claim))).holder
             assert met is not None
             assert (met.on_hold, met.node, met.description) == (True, "anna", "why")
-        assert isinstance(store.run(calls.take(make_claim(f"other-{label}"))), Acquired)
+        assert isinstance(store.run(calls.acquire(make_claim(f"other-{label}"))), Acquired)
     finally:
         store.run_all([holds.end(key, TTL, None, glob) for key in keys], ttl=TTL)
     for claim in claims:
         keys_of = lock_keys("redislock", claim.keys.name, 1)
         store.run(calls.free_of_hold(keys_of, TTL, holds.opening_of(None, glob)))
-        assert isinstance(store.run(calls.take(claim)), Acquired)
-        assert store.run(calls.give(claim)).ours
+        assert isinstance(store.run(calls.acquire(claim)), Acquired)
+        assert store.run(calls.settle(claim)).ours
 
 
 def test_a_hold_is_in_all_buckets_until_it_is_ended(store: Server, label: str) -> None:

@@ -292,7 +292,7 @@ def test_a_server_whose_answer_was_lost_gets_its_lock_back(servers, label, lost)
         with lock:
             pass  # the servers know the scripts
         for proxy in proxies[-lost:]:
-            proxy.lose_replies(to=sha_of("take").encode())
+            proxy.lose_replies(to=sha_of("acquire").encode())
 
         if lost == 1:
             assert lock.acquire(timeout=0)

@@ -74,10 +74,10 @@ def test_whoever_is_woken_has_the_lock_before_it_could_ask(own_redis, own_store,
 def every_operation(store: Server, name: str, ttl: float) -> dict[str, Callable[[], Any]]:
     claim = make_claim(name, ttl=ttl)
     return {
-        "acquire": lambda: store.run(calls.take(claim), hold_off=0),
+        "acquire": lambda: store.run(calls.acquire(claim), hold_off=0),
         "wait": lambda: store.run(calls.acquire(claim, "wait"), hold_off=0),
         "extend": lambda: extended(store, Extension(claim, claim.value, 1, True)),
-        "release": lambda: store.run(calls.give(claim, calls.Release(note="1", always=True))),
+        "release": lambda: store.run(calls.settle(claim, calls.Release(note="1", always=True))),
         "keep": lambda: store.run(calls.keep(claim, holders.held_for_retry(claim.value), ttl)),
         "break_lock": lambda: store.run(calls.break_lock(claim.keys, ttl)),
         "holder": lambda: store.ask(calls.holder_of(claim.keys, ttl)),
@@ -255,8 +255,8 @@ def test_a_server_without_memory_still_takes_locks_back(label, tmp_path) -> None
         client.set("big", "x" * 1_000_000)
         client.config_set("maxmemory", "1mb")
         with pytest.raises(LockUnavailable):
-            store.run(calls.take(make_claim(f"{label}2")))
-        assert store.run(calls.give(claim, calls.Release(note="1", always=True))).ours
+            store.run(calls.acquire(make_claim(f"{label}2")))
+        assert store.run(calls.settle(claim, calls.Release(note="1", always=True))).ours
         assert not client.exists(claim.keys.lock)
         assert isinstance(store.run(calls.acquire(copy)), Done)
         store.close()
@@ -278,7 +278,7 @@ def test_a_server_without_memory_serves_who_has_waited(label) -> None:
         settled = [store.run(calls.settle(holder)) for holder in holders]
         assert [reply.ours for reply in settled] == [True, True]
         with pytest.raises(LockUnavailable):
-            store.run(calls.take(make_claim(f"{label} newcomer")))
+            store.run(calls.acquire(make_claim(f"{label} newcomer")))
         taken(store.block(calls.acquire(sleeper, "woken"), sleeper.keys.wake, 5))
         assert settled[1].offered is not None
         member = settled[1].offered.place.member

@@ -23,8 +23,6 @@ from tests.support.interrupts import each_place
 
 #: What is asked of the server: scripts, and queries.
 STEPS = ("acquire", "settle", "keep", "query", "park")
-#: The short scripts are asked first.
-SHORT = {"take": "acquire", "give": "settle"}
 #: How a run ends, and the state that it has in Celery then.
 EXITS = {
     "return": "SUCCESS", "raise": "FAILURE", "ignore": "IGNORED", "reject": "REJECTED",
@@ -99,7 +97,7 @@ def break_step(monkeypatch: pytest.MonkeyPatch, step: str, fault: Exception) -> 
 
     def fails(server: Server, asked: Any, **options: Any) -> Any:
         script = getattr(asked, "script", "query")
-        if step in (script, SHORT.get(script)):
+        if step == script:
             raise fault
         return run(server, asked, **options)
 

@@ -39,10 +39,8 @@ def scripts_fail_if_told() -> None:
 
     @functools.wraps(inner)
     def run(server: Server, call: Any, **options: Any) -> Any:
-        # The short scripts are asked first.
-        script = {"take": "acquire", "give": "settle"}.get(call.script, call.script)
-        if f"<{script}>" in call.keys[0]:
-            raise Fault(script)
+        if f"<{call.script}>" in call.keys[0]:
+            raise Fault(call.script)
         return inner(server, call, **options)
 
     Server.run = run  # type: ignore[method-assign]
