@@ -90,10 +90,11 @@ def acquire(
     if_busy = ":" if claim.turned_away and how == "try" and not again else ""
     if note:
         if_busy = f"{to_ms(claim.done_ttl)}:{notes.encode(note, claim.sent)}"
-    args = (
-        *(claim.value, to_ms(claim.ttl), of.lock_id, claim.entry_id, if_busy, claim.history),
-        *_unless_plain(how, int(again), claim.kept, claim.parent, claim.member),
-    )
+    args: tuple[Any, ...]
+    args = (claim.value, to_ms(claim.ttl), of.lock_id, claim.entry_id, if_busy, claim.history)
+    if how != "try" or again or claim.kept or claim.parent or claim.member:
+        kept = claim.kept and holders.opening_of(claim.kept)
+        args += (how, int(again), to_ms(WAITER_TTL), kept, claim.parent, claim.member)
     keys = (
         *(of.lock, of.fence, of.waiters, claim.done_key, of.room, of.entries),
         *(of.rooms, of.deadlines, of.sent, of.ended),
@@ -101,13 +102,6 @@ def acquire(
     )
     read, undo = partial(_acquire_answer, claim), partial(settle, claim)
     return Call("acquire", keys, args, read, claim.ttl, True, not claim.task_id, undo=undo)
-
-
-def _unless_plain(how: str, again: int, kept: str, parent: str, member: str) -> tuple[Any, ...]:
-    """The arguments of `acquire` that who tries once leaves out."""
-    if how == "try" and not (again or kept or parent or member):
-        return ()
-    return how, again, to_ms(WAITER_TTL), kept and holders.opening_of(kept), parent, member
 
 
 def _acquire_answer(claim: Claim, reply: Any, sent_at: float) -> Acquired | Busy | Done:
@@ -164,7 +158,7 @@ def without_waiters(call: Call[T]) -> Call[T]:
     first, rest = call.args[:_HOW], call.args[_HOW + 1 :]
     if call.script != "acquire" or not rest:
         return call
-    says_more = rest[0] or any(rest[2:])  # see `_unless_plain`
+    says_more = rest[0] or any(rest[2:])  # see `acquire`
     return dataclasses.replace(call, args=(*first, "try", *rest) if says_more else first)
 
 
@@ -236,7 +230,7 @@ def settle(claim: Claim, release: Release = Release()) -> Call[Settled]:  # noqa
     )
     note, always, min_hold, stray, leaves, publishes, run_end, pause = release
     args: tuple[Any, ...] = (
-        *(claim.opening, notes.encode(note, claim.sent), int(always)),
+        *(claim.opening, note and notes.encode(note, claim.sent), int(always)),
         *(to_ms(claim.done_ttl), to_ms(RESERVE), of.lock_id, int(publishes), run_end),
     )
     if stray or min_hold or leaves or pause:

@@ -30,6 +30,7 @@
 
 local lock, counter, waiters, done_note, room, entries, rooms, deadlines, sent, ended = unpack(KEYS)
 local runs, history, turned, holds = unpack(KEYS, 11)
+local slots = {lock, unpack(KEYS, 15)}
 local value, ttl, lock_id, entry_id, note_if_busy, runs_kept = unpack(ARGV)
 local how, again, waiter_ttl, kept_opening, parent, member = unpack(ARGV, 7)
 
@@ -37,29 +38,13 @@ local time = redis.call('TIME')
 
 -- include values.lua
 
--- Whether this is the value of another task, or of another `RedisLock`. False also if only decoding
--- it could tell: JSON escapes some characters of an id, and it may be of another version.
-local function is_of_another(its_value)
-  if not is_under(its_value, '{"token":"')
-      or not string.find(its_value, ',"v":' .. VERSION .. ',', 1, true) then
-    return false
-  end
-  local _, last = string.find(its_value, ',"task_id":"', 1, true)
-  if last then
-    local id = string.match(its_value, '^([^"\\]*)"', last + 1)
-    return id and not is_under(entry_id, id .. ':')
-  end
-  return string.find(its_value, ',"task_id":null,', 1, true)
-    and not is_under(its_value, string.match(value, '^{"token":"[^"]*"'))
-end
-
 -- The plain case: one slot, no note says that this attempt has run, and the lock is free and nobody
 -- waits, or another has it. The rest would do the same, and takes longer, also to make its functions.
-if not KEYS[15] and (not how or how == 'wait' and kept_opening .. parent .. member == '') then
+if #slots == 1 and (not how or how == 'wait' and kept_opening .. parent .. member == '') then
   local slot, current = lock, redis.pcall('GET', lock)
   if not current and redis.call('EXISTS', done_note, waiters, room, holds) == 0 then
 -- include taking.lua
-  elseif not how and is_of_another(current) and redis.call('EXISTS', done_note) == 0 then
+  elseif not how and is_of_another(current, entry_id, value) and redis.call('EXISTS', done_note) == 0 then
     local ms, note = string.match(note_if_busy, '^(%d+):(.*)$')
     if ms then
       redis.pcall('SET', done_note, note, 'PX', ms)
@@ -82,7 +67,6 @@ parent, member = parent or '', member or ''
 -- include records.lua
 -- include entries.lua
 local opening = opening_of(token_of(value))
-local slots = {lock, unpack(KEYS, 15)}
 local task_id, nesting, attempt = parts_of(entry_id)
 local publishes = task_id ~= ''
 -- include room.lua

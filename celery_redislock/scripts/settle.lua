@@ -21,6 +21,7 @@
 
 local lock, waiters, wake, done_note, counter, room, rooms, entries, deadlines, sent, ended = unpack(KEYS)
 local runs = unpack(KEYS, 12)
+local slots = {lock, unpack(KEYS, 13)}
 local opening, note, always, done_ttl, reserve_for, lock_id, can_publish, run_end = unpack(ARGV)
 local stray, min_hold, leaver, leavers_id, pause = unpack(ARGV, 9)
 
@@ -30,7 +31,7 @@ local stray, min_hold, leaver, leavers_id, pause = unpack(ARGV, 9)
 -- The plain case, for which the rest would do the same, and take longer: the lock has one
 -- slot and is still ours, it is free at once, nobody waits, no note was left, and no copy was seen.
 local is_whole = run_end == '' or string.find(run_end, '|', 1, true)
-if not stray and not KEYS[13] and is_whole then
+if not stray and #slots == 1 and is_whole then
   local current = redis.pcall('GET', lock)
   if is_under(current, opening) and not string.find(current, REDELIVERED, 1, true)
       and redis.call('EXISTS', waiters, room, done_note) == 0 then
@@ -43,7 +44,6 @@ if not stray and not KEYS[13] and is_whole then
   end
 end
 
-local slots = {lock, unpack(KEYS, 13)}
 local time = redis.call('TIME')
 local publishes = can_publish == '1'
 

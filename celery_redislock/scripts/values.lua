@@ -27,3 +27,19 @@ end
 local function is_under(value, opening)
   return type(value) == 'string' and string.sub(value, 1, #opening) == opening
 end
+
+-- Whether another task has the lock than the one with this entry id, or a `RedisLock` that did not
+-- store `own`. False also if only decoding the value could tell: JSON escapes some characters of an
+-- id, and the value may be of another version.
+local function is_of_another(value, entry_id, own)
+  if not (is_under(value, '{"token":"') and string.find(value, ',"v":' .. VERSION .. ',', 1, true)) then
+    return false
+  end
+  local _, last = string.find(value, ',"task_id":"', 1, true)
+  if last then
+    local id = string.match(value, '^([^"\\]*)"', last + 1)
+    return id and not is_under(entry_id, id .. ':')
+  end
+  return string.find(value, ',"task_id":null,', 1, true)
+    and not is_under(value, string.match(own, '^{"token":"[^"]*"'))
+end

@@ -249,10 +249,10 @@ def replies(client: redis.Redis, commands: Sequence[Command]) -> list[Any]:
 
 
 #: Where a script looks whether the case is plain, and where the rest begins.
-HEADS = {"acquire": "if not KEYS[15] and", "settle": "if not stray and"}
+HEADS = {"acquire": "if #slots == 1 and", "settle": "if not stray and"}
 RESTS = {
     "acquire": "how, again, kept_opening =",
-    "settle": "local slots = {lock, unpack(KEYS, 13)}",
+    "settle": "local publishes =",
 }
 
 
@@ -353,12 +353,9 @@ def test_many_of_these_states_are_plain_and_many_are_not(
             "if note_if_busy ~= '' then",
         ),
         ("acquire", "return id and not is_under(entry_id, id .. ':')", "return id"),
-        (
-            "acquire",
-            '    and not is_under(its_value, string.match(value, \'^{"token":"[^"]*"\'))\n',
-            "",
-        ),
-        ("acquire", 'not is_under(its_value, \'{"token":"\')\n      or ', ""),
+        ("acquire", '    and not is_under(value, string.match(own, \'^{"token":"[^"]*"\'))\n', ""),
+        ("acquire", 'not (is_under(value, \'{"token":"\') and ', "not ("),
+        ("acquire", "fence = string.format('%.0f', least)", ""),
         (
             "acquire",
             "    if ms then\n      redis.pcall('SET', done_note, note, 'PX', ms)",
@@ -371,7 +368,7 @@ def test_many_of_these_states_are_plain_and_many_are_not(
         ("settle", "'EXISTS', waiters, room, done_note)", "'EXISTS', waiters, room, sent)"),
         ("settle", "note_end(runs, run_end, current)\n", "\n"),
         ("settle", "note ~= '' and always == '1'", "note ~= ''"),
-        ("settle", "not KEYS[13] and is_whole", "is_whole"),
+        ("settle", "#slots == 1 and is_whole", "is_whole"),
     ],
 )
 def test_the_comparison_notices_a_plain_case_that_is_wrong(
