@@ -71,9 +71,6 @@ def waiting(
         claim: the claim.
         timeout: seconds; None waits for ever.
         for_message: wait also while the lock is kept for a message in the queue.
-
-    Raises:
-        LockUnavailable: the server did not answer in time.
     """
     give_up = None if timeout is None else clock() + timeout
     answer: Answer | None = None

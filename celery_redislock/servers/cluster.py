@@ -157,11 +157,7 @@ class Cluster(Server):
         return view
 
     def topology(self) -> tuple[dict[str, tuple[int, list[str]]], int]:
-        """How many slots each primary has, and its replicas; and how many slots have no node.
-
-        Raises:
-            LockUnavailable: no node says so.
-        """
+        """How many slots each primary has, and its replicas; and how many slots have no node."""
         slots = self.nodes.look(LOOKING_TTL, "")
         counts = Counter(slots.owners)
         replicas: dict[Host, list[str]] = {host: [] for host in slots.primaries}

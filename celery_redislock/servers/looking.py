@@ -28,9 +28,6 @@ NO_QUEUES: Final = ("string", "hash", "set", "zset")
 def scan(server: Server, pattern: str) -> Iterator[list[bytes]]:
     """All keys that match, step by step; some perhaps twice. Uses `SCAN`, never `KEYS`. Looks at
     one Redis server after the other.
-
-    Raises:
-        LockUnavailable: the server did not answer, or does not allow it.
     """
     for shard in server.shards().values():
         cursor = b"0"
@@ -46,9 +43,6 @@ def scan(server: Server, pattern: str) -> Iterator[list[bytes]]:
 def sample(server: Server, ttl: float = LOOKING_TTL) -> list[bytes]:
     """Some of the keys of one Redis server, but for lists and streams, which may be queues of any
     name. Empty if this user may not look.
-
-    Raises:
-        LockUnavailable: the server did not answer.
     """
     rights, asked = Rights(server), [("SCAN", "0")]
     # Who may not, is not to be in the server's log of denials.
@@ -63,9 +57,6 @@ def sample(server: Server, ttl: float = LOOKING_TTL) -> list[bytes]:
 def read(server: Server, commands: Sequence[Sequence[Any]]) -> tuple[float, list[Any]]:
     """The server's time in Unix seconds, and the replies to these commands; None for a key of
     another type.
-
-    Raises:
-        LockUnavailable: the server did not answer, or does not allow it.
     """
     now, *replies = server.replies([("TIME",), *commands], wrong_type=True)
     return unix_time(now), [None if isinstance(each, ResponseError) else each for each in replies]
@@ -79,31 +70,19 @@ def in_batches(items: Iterable[T], most: int) -> Iterator[list[T]]:
 
 
 def server_info(server: Server) -> dict[str, str]:
-    """The reply to INFO, as a dict.
-
-    Raises:
-        LockUnavailable: the server did not answer, or does not allow it.
-    """
+    """The reply to INFO, as a dict."""
     (reply,) = server.replies([("INFO",)])
     return info(reply)
 
 
 def server_config(server: Server, name: str) -> str | None:
-    """The value of this setting; None if the server refuses to tell it.
-
-    Raises:
-        LockUnavailable: the server did not answer.
-    """
+    """The value of this setting; None if the server refuses to tell it."""
     (reply,) = server.replies([("CONFIG", "GET", name)], errors=True)
     return None if isinstance(reply, ResponseError) else dict(pairs_in(reply)).get(name)
 
 
 def eviction_policy(server: Server, ttl: float) -> str | None:
-    """The server's `maxmemory-policy` if it has a memory limit, else None.
-
-    Raises:
-        LockUnavailable: the server did not answer, or does not tell.
-    """
+    """The server's `maxmemory-policy` if it has a memory limit, else None."""
     (reply,) = server.replies([("INFO", "memory")], ttl)
     fields = info(reply)
     if fields.get("maxmemory", "0") == "0":
@@ -112,11 +91,7 @@ def eviction_policy(server: Server, ttl: float) -> str | None:
 
 
 def reach(server: Server) -> None:
-    """Return if the server answers, even if it only says that this user may not use TIME.
-
-    Raises:
-        LockUnavailable: the server does not answer.
-    """
+    """Return if the server answers, even if it only says that this user may not use TIME."""
     try:
         round_trips(server, 1)
     except LockUnavailable as exc:
@@ -147,11 +122,7 @@ def away(server: Server) -> dict[str, str]:
 
 
 def round_trips(server: Server, count: int) -> tuple[list[float], float]:
-    """The seconds that each of this many round trips took, and the server's clock minus ours.
-
-    Raises:
-        LockUnavailable: the server did not answer.
-    """
+    """The seconds that each of this many round trips took, and the server's clock minus ours."""
     took, ahead = [], 0.0
     for _ in range(count):
         before, began = time.time(), clock()

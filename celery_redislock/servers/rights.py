@@ -25,9 +25,6 @@ class Rights:
 
         Returns:
             None if the server cannot say: it is older than Redis 7, or does not allow scripts.
-
-        Raises:
-            LockUnavailable: the server did not answer.
         """
         script = "return redis.acl_check_cmd and redis.acl_check_cmd(unpack(ARGV)) and 1 or 0"
         known = "return redis.acl_check_cmd and 1 or 0"
@@ -45,9 +42,6 @@ class Rights:
 
         Returns:
             None if this user may not use transactions.
-
-        Raises:
-            LockUnavailable: the server did not answer.
         """
         replies = self._server.exchange("", LOOKING_TTL, "main", _queued, commands)
         if replies is None:
@@ -61,9 +55,6 @@ class Rights:
     def denied(self, commands: Sequence[Sequence[str]]) -> list[bool]:
         """Whether the server denies this user each of these commands. Runs the commands, so they
         must not change anything.
-
-        Raises:
-            LockUnavailable: the server did not answer.
         """
         replies = self._server.replies(commands, errors=True)
         return [isinstance(reply, NoPermissionError) for reply in replies]

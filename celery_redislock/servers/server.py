@@ -103,11 +103,7 @@ class Server(ABC):
         """
 
     def ask(self, query: Query[T], *, once: bool = False) -> T:
-        """The answer to a query. Tries again until the server answers, within bounds.
-
-        Raises:
-            LockUnavailable: the server did not answer in time, or does not allow it.
-        """
+        """The answer to a query. Tries again until the server answers, within bounds."""
         key, ttl = query.key, query.ttl
         replies = self._persist(
             *(key, ttl, once, 0.0, self.exchange),
@@ -130,9 +126,6 @@ class Server(ABC):
             ttl: seconds; they determine how long the server may take to answer.
             errors: return a refusal as a `ResponseError` among the replies, do not raise it.
             wrong_type: the same, but only for keys of another type.
-
-        Raises:
-            LockUnavailable: the server did not answer, or refuses one of the commands.
         """
         return self._replies(commands, ttl, errors, wrong_type) if commands else []
 
@@ -142,11 +135,7 @@ class Server(ABC):
 
     @abstractmethod
     def primaries(self) -> dict[str, Server]:
-        """All Redis servers that take writes, by their hosts and ports; by "" if there is one.
-
-        Raises:
-            LockUnavailable: nobody says which ones these are.
-        """
+        """All Redis servers that take writes, by their hosts and ports; by "" if there is one."""
 
     def shards(self) -> dict[str, Server]:
         """The servers that have all keys together, by their hosts and ports; by "" if it is one.
@@ -158,11 +147,7 @@ class Server(ABC):
         return {"": self}
 
     def uncovered(self) -> int:
-        """How many hash slots no server has. What was in them cannot be read.
-
-        Raises:
-            LockUnavailable: nobody says so.
-        """
+        """How many hash slots no server has. What was in them cannot be read."""
         return 0
 
     def without(self, names: Collection[str]) -> Server:
@@ -177,9 +162,6 @@ class Server(ABC):
         Args:
             keys: some keys.
             ttl: seconds; they determine how long the server may take to answer.
-
-        Raises:
-            LockUnavailable: no node says which node has them.
         """
         return [list(keys)]
 
@@ -194,9 +176,6 @@ class Server(ABC):
             purpose: see `run`.
             begin: begins the exchange, see `talk`. It is given the `ServerWatch`.
             *args: its other arguments.
-
-        Raises:
-            LockUnavailable: the server did not answer, or refused.
         """
 
     @abstractmethod

@@ -104,9 +104,6 @@ class Topology:
             key: the key that the request is about, or "".
             asked: a node that was asked for something else. See `look_again`.
             said_so: see `look_again`.
-
-        Raises:
-            LockUnavailable: no node answered.
         """
         mine = object()
         try:

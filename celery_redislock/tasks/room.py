@@ -59,9 +59,6 @@ class Looked(NamedTuple):
 def look_after(app: Any, keys: LockKeys, ttl: float) -> Looked:
     """Publish the task that is next, end those that no worker takes, and store results of replaced
     ones.
-
-    Raises:
-        LockUnavailable: the server did not answer in time.
     """
     reply = _look(app, keys, ttl, [])
     if reply.offered is None:

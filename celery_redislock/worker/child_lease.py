@@ -111,11 +111,7 @@ class ChildLease:
         self._is_not_retried = True
 
     def child_ended(self) -> None:
-        """The child is gone, and this was its last task: release the lock that it left.
-
-        Raises:
-            LockUnavailable: the server did not answer in time.
-        """
+        """The child is gone, and this was its last task: release the lock that it left."""
         self._child_is_dead = True
         heartbeat.discard(self)  # first, or an extend could cross the release
         try:

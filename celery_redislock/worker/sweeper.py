@@ -70,11 +70,7 @@ class Sweeper:
             Chore(look, lambda: not until(), SWEEP_EVERY).begin()
 
     def sweep(self) -> None:
-        """Find the rooms that are due soon, and look after each of them when it is due.
-
-        Raises:
-            LockUnavailable: the server did not answer in time.
-        """
+        """Find the rooms that are due soon, and look after each of them when it is due."""
         server = app_locks(self._app).server
         began = clock()
         has_turn = server.ask(take_turn(self._turn, SWEEP_EVERY * 0.9))
