@@ -28,10 +28,10 @@ local stray, min_hold, leaver, leavers_id, pause = unpack(ARGV, 9)
 -- include values.lua
 -- include history.lua
 
--- The plain case, for which the rest would do the same, and take longer: the lock has one
--- slot and is still ours, it is free at once, nobody waits, no note was left, and no copy was seen.
+-- The plain case, for which the rest would do the same, and take longer: the lock's
+-- first slot is still ours, it is free at once, nobody waits, no note was left, no copy was seen.
 local is_whole = run_end == '' or string.find(run_end, '|', 1, true)
-if not stray and #slots == 1 and is_whole then
+if not stray and is_whole then
   local current = redis.pcall('GET', lock)
   if is_under(current, opening) and not string.find(current, REDELIVERED, 1, true)
       and redis.call('EXISTS', waiters, room, done_note) == 0 then

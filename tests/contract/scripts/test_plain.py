@@ -355,7 +355,6 @@ def test_many_of_these_states_are_plain_and_many_are_not(
         ("acquire", "return id and not is_under(entry_id, id .. ':')", "return id"),
         ("acquire", '    and not is_under(value, string.match(own, \'^{"token":"[^"]*"\'))\n', ""),
         ("acquire", 'not (is_under(value, \'{"token":"\') and ', "not ("),
-        ("acquire", "fence = string.format('%.0f', least)", ""),
         (
             "acquire",
             "    if ms then\n      redis.pcall('SET', done_note, note, 'PX', ms)",
@@ -368,7 +367,6 @@ def test_many_of_these_states_are_plain_and_many_are_not(
         ("settle", "'EXISTS', waiters, room, done_note)", "'EXISTS', waiters, room, sent)"),
         ("settle", "note_end(runs, run_end, current)\n", "\n"),
         ("settle", "note ~= '' and always == '1'", "note ~= ''"),
-        ("settle", "#slots == 1 and is_whole", "is_whole"),
     ],
 )
 def test_the_comparison_notices_a_plain_case_that_is_wrong(
