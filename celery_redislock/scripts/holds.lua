@@ -18,7 +18,7 @@ local function is_on_hold(current)
   return is_under(current, '{"token":"","hold":')
 end
 
--- The version comes last, so that take.lua leaves such a lock to acquire.lua.
+-- The version comes last, so that no plain case meets such a lock: see acquire.lua.
 local function hold_text(ends, names, tasks, its_value, time)
   local whole = with(its_value, acquired_now(time) .. ',"v":' .. VERSION)
   return cjson.encode({ends, names, tasks, whole})
