@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import LockUnavailable
-from ..protocol import past
-from ..protocol.calls import Release, acquire, keep, settle
+from ..protocol import notes, past
+from ..protocol.calls import Release, acquire, settle
 from ..protocol.checks import check_seconds
 from ..protocol.claims import Acquired, Busy, Claim, Done, Extended, Extension, Settled
 from ..protocol.clock import clock
@@ -258,9 +258,9 @@ class Lease(Right):
         self.unanswered += heartbeat.discard(self, wait)
         self.is_released = True
         # `_replace` takes thrice as long.
-        note, always, min_hold, _, leaves, publishes, _, pause = release
-        stray = self.unanswered > 0
-        return Release(note, always, min_hold, stray, leaves, publishes, self.end(how), pause)
+        note, always, min_hold, _, leaves, publishes, _, pause, heir = release
+        stray = self.unanswered > 0 and heir is None
+        return Release(note, always, min_hold, stray, leaves, publishes, self.end(how), pause, heir)
 
     def leave_at_end(self, heir: Heir) -> None:
         """Note that the lock is left to this message when the run ends."""
@@ -272,23 +272,11 @@ class Lease(Right):
         Returns:
             Whether the lock was still ours.
         """
-        if self.given_back or self.inherited:
+        if self.given_back:
             return False
-        self.unanswered += heartbeat.discard(self)
-        try:
-            call = keep(self.claim, heir.value(self.stored), heir.seconds, self.end(how))
-            call.in_doubt, self.tried_to_release = self.tried_to_release, True
-            ours = self.server.run(call)
-            if not ours:
-                self._go(self.asking_why(call))
-        except LockUnavailable as exc:
-            logger.warning(
-                "redislock: could not keep %s for the retry; it expires within %g s: %s",
-                self.key, self.ttl, exc.reason,
-            )  # fmt: skip
-            ours = False
-        self.is_over = True
-        return ours
+        value = heir.value(self.stored), heir.seconds
+        settled = self.release(Release(notes.lasting(notes.ENDED), True, heir=value), how)
+        return settled is not None and settled.ours
 
     def abandon(self) -> None:
         """Stop extending the lock. Another process knows its token, and releases it."""

@@ -58,6 +58,8 @@ class Release(NamedTuple):
         publishes: the caller publishes the task of the waiting room that is next.
         run_end: how the run ended, see `past.end_text`; "" if there was no run.
         pause: the lock stays taken for this many seconds from now.
+        heir: the value by which the lock is left to a message of the task, and the seconds for
+            which it is; or only the value's opening, if the holder died; or None.
     """
 
     note: str = ""
@@ -68,6 +70,7 @@ class Release(NamedTuple):
     publishes: bool = True
     run_end: str = ""
     pause: float = 0.0
+    heir: tuple[str, float] | None = None
 
 
 # -- taking a lock ----------------------------------------------------------------------------
@@ -228,15 +231,16 @@ def settle(claim: Claim, release: Release = Release()) -> Call[Settled]:  # noqa
         *(of.lock, of.waiters, of.wake, claim.done_key, of.fence, of.room),
         *(of.rooms, of.entries, of.deadlines, of.sent, of.ended, claim.runs_key, *of.slots),
     )
-    note, always, min_hold, stray, leaves, publishes, run_end, pause = release
+    note, always, min_hold, stray, leaves, publishes, run_end, pause, heir = release
     args: tuple[Any, ...] = (
         *(claim.opening, note and notes.encode(note, claim.sent), int(always)),
         *(to_ms(claim.done_ttl), to_ms(RESERVE), of.lock_id, int(publishes), run_end),
     )
-    if stray or min_hold or leaves or pause:
+    if stray or min_hold or leaves or pause or heir:
+        value, seconds = heir or ("", 0)
         args += (
             *(int(stray), to_ms(min_hold) if min_hold else 0, *(leaves or ("", ""))),
-            to_ms(pause) if pause else 0,
+            *(to_ms(pause) if pause else 0, value, to_ms(seconds)),
         )
     return Call("settle", keys, args, _settle_answer, claim.ttl, recurs=not claim.task_id)
 
@@ -248,26 +252,12 @@ def _settle_answer(reply: Any, sent_at: float) -> Settled:
     return Settled(ours > 0, seconds_in(due), offered_in(offered))
 
 
-def keep(claim: Claim, value: str, seconds: float, run_end: str = "") -> Call[bool]:
+def keep(claim: Claim, value: str, seconds: float, run_end: str = "") -> Call[Settled]:
     """Leave our lock to a later message: store this value, for at most this many seconds. `run_end`
-    says how our attempt ended, see `past.end_text`. The answer is whether the lock was still ours.
+    says how our attempt ended, see `past.end_text`.
     """
-    return _keep(claim, value, seconds, to_ms(claim.done_ttl), run_end)
-
-
-def keep_of_dead(claim: Claim, token: str, seconds: float, run_end: str) -> Call[bool]:
-    """Keep the lock of a dead holder for its task's retry, under this token, for at most this many
-    seconds. This leaves no done note: we do not know yet whether there is a retry. The answer is
-    False if the holder had lost the lock, or a newer run is to have it.
-    """
-    return _keep(claim, holders.opening_of_held(token), seconds, 0, run_end)
-
-
-def _keep(claim: Claim, value: str, seconds: float, done_ms: int, run_end: str) -> Call[bool]:
-    of = claim.keys
-    args = (claim.opening, value, to_ms(seconds), done_ms, run_end)
-    keys = (of.lock, claim.done_key, claim.runs_key, *of.slots)
-    return Call("keep", keys, args, is_true, claim.ttl)
+    lasting = notes.lasting(notes.ENDED)  # nobody looks whether a copy of the message was seen
+    return settle(claim, Release(lasting, True, run_end=run_end, heir=(value, seconds)))
 
 
 def break_lock(

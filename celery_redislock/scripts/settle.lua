@@ -1,5 +1,5 @@
--- Settle what a delivery holds: its lock, the reservation that is kept for it, and its place in the
--- waiting room. Safe to call twice, late, or if the delivery never held anything.
+-- Settle what a delivery holds: its lock, which may be left to the task's next message, the
+-- reservation that is kept for it, and its place in the waiting room. Safe to call twice, late, or if the delivery never held anything.
 --
 -- KEYS  1 lock  2 waiters  3 wake list  4 done note of this attempt
 --       5 fence counter of the bucket  6 room  7 the bucket's rooms  8 entries  9 deadlines
@@ -16,14 +16,16 @@
 --       10 ms since the acquisition until which the lock stays taken, or "0"
 --       11 the member that leaves the room, or ""   12 the id of its entry, see entries.lua
 --       13 ms from now for which the lock stays taken, or "0"
--- Reply 1 given back | 0 not ours any more; or, if the room is not empty, or 11 is given:
+--       14 the value by which the lock is left to a message of the task; or only its opening, if its
+--       holder died: the rest stays as it is; or ""   15 its ttl in ms
+-- Reply 1 given back, or left | 0 not ours any more, or a newer run is to have it; or, if the room is not empty, or 11 is given:
 --       {the same, ms until the next look at the room, and the entry to publish, if any: see room.lua}
 
 local lock, waiters, wake, done_note, counter, room, rooms, entries, deadlines, sent, ended = unpack(KEYS)
 local runs = unpack(KEYS, 12)
 local slots = {lock, unpack(KEYS, 13)}
 local opening, note, always, done_ttl, reserve_for, lock_id, can_publish, run_end = unpack(ARGV)
-local stray, min_hold, leaver, leavers_id, pause = unpack(ARGV, 9)
+local stray, min_hold, leaver, leavers_id, pause, heir, heirs_ttl = unpack(ARGV, 9)
 
 -- include values.lua
 -- include history.lua
@@ -79,6 +81,22 @@ end
 
 if not is_whole then
   run_end = slot and ended_now(current, run_end, time) or ''
+end
+
+if (heir or '') ~= '' then
+  local is_of_dead = string.sub(heir, -1) ~= '}'
+  if note ~= '' then
+    note_over(done_note, note, done_ttl)
+  end
+  if is_of_dead and (not slot or string.find(current, REPLACED, 1, true)) then
+    return 0
+  end
+  note_end(runs, run_end, slot and current)
+  if slot then
+    local value = is_of_dead and heir .. string.sub(current, #opening + 1) or heir
+    redis.call('SET', slot, value, 'PX', heirs_ttl)
+  end
+  return slot and 1 or 0
 end
 
 local leaves = (leaver or '') ~= ''

@@ -22,10 +22,10 @@ from ..errors import LockUnavailable, TaskReplaced
 from ..lock.heartbeat import heartbeat
 from ..lock.right import beat_every
 from ..protocol import notes, past
-from ..protocol.calls import Release, keep_of_dead, mark_done, settle
+from ..protocol.calls import Release, mark_done, settle
 from ..protocol.claims import NOT_OURS, Claim, Extended, Extension
 from ..protocol.clock import clock
-from ..protocol.holders import Holder
+from ..protocol.holders import Holder, opening_of_held
 from ..protocol.log import get_logger
 from ..protocol.waiting import RETRY_EVERY
 from ..servers.server import Server
@@ -159,7 +159,9 @@ class ChildLease:
         if heir is None or self._is_not_retried:
             return False
         seconds = task.default_retry_delay + task.lock_options.kept_across_retries
-        if not self.server.run(keep_of_dead(claim, heir.token, seconds, end)):
+        # No done note: we do not know yet whether there is a retry.
+        kept = Release(run_end=end, heir=(opening_of_held(heir.token), seconds))
+        if not self.server.run(settle(claim, kept)).ours:
             return False
         if self._is_not_retried:  # this became known meanwhile
             settle_beside(task.app, heir, End.ENDED_BY_CELERY)

@@ -31,7 +31,7 @@ from tests.support.workers import ROOT
 
 SCRIPTS = {
     sha_of(name): name
-    for name in ("acquire", "extend", "settle", "keep", "park", "reserve")
+    for name in ("acquire", "extend", "settle", "park", "reserve")
 }
 
 

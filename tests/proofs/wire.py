@@ -14,7 +14,6 @@ SCRIPTS = {
     ("lock", "fence", "waiters"): "acquire",
     ("lock", "fence", "broken"): "extend",
     ("lock", "waiters", "wake"): "settle",
-    ("lock", "done", "history"): "keep",
     ("lock", "room", "entries"): "look",
 }
 

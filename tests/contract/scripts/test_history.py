@@ -132,7 +132,7 @@ def test_a_lock_that_is_left_to_a_retry_ends_a_run_and_one_that_is_broken_then_d
         holders.held_for_retry(reply.value),
         past.end_text(reply.fence, 1.0, past.RETRIED),
     )
-    assert store.run(calls.keep(claim, value, 30, end))
+    assert store.run(calls.keep(claim, value, 30, end)).ours
     store.run(calls.break_lock(claim.keys, 30, task=claim.task))
     assert [each.how for each in kept(store, claim)] == ["retried"]
 

@@ -95,10 +95,8 @@ def test_scripts_that_the_server_forgot_are_sent_again(own_store, own_redis, lab
         client.script_flush()
         assert own_store.run(calls.settle(claims[0])).ours
         client.script_flush()
-        assert (
-            own_store.run(calls.keep(claims[1], holders.held_for_retry(replies[1].value), 30))
-            is True
-        )
+        kept = calls.keep(claims[1], holders.held_for_retry(replies[1].value), 30)
+        assert own_store.run(kept).ours
         client.script_flush()
         assert own_store.run(calls.break_lock(claims[2].keys, 30)) is not None
         client.script_flush()

@@ -22,7 +22,7 @@ from celery_redislock.tasks.locked import LockedTask
 from tests.support.interrupts import each_place
 
 #: What is asked of the server: scripts, and queries.
-STEPS = ("acquire", "settle", "keep", "query", "park")
+STEPS = ("acquire", "settle", "query", "park")
 #: How a run ends, and the state that it has in Celery then.
 EXITS = {
     "return": "SUCCESS", "raise": "FAILURE", "ignore": "IGNORED", "reject": "REJECTED",
@@ -138,7 +138,7 @@ def test_a_run_in_the_workers_own_process_hands_on_the_key_of_its_done_note(
     assert done_key_of(message) == (note if is_solo else None)
 
 
-@pytest.mark.parametrize("step", ["settle", "keep", "query"])
+@pytest.mark.parametrize("step", ["settle", "query"])
 @pytest.mark.parametrize("how", EXITS)
 def test_an_outcome_stands_though_its_settling_fails(
     app, label, how, step, fault, monkeypatch, caplog
