@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..app.settings import app_locks
-from ..inspection.history import OUTSIDE, PastRun, history
+from ..inspection.history import OUTSIDE, history
 from ..inspection.locks import Found, lock, matches, snapshot
 from ..inspection.rooms import waiting
 from ..protocol.canonical import task_in
-from ..protocol.holders import Holder, one_line
+from ..protocol.holders import one_line
 from ..protocol.keys import lock_keys
 from ..servers.server import Server
 from ..tasks.target import Target, TargetError, nearly
 from ..tasks.task import locked_tasks
-from .table import SHORT, digest_of, telling_of
+from .table import SHORT, digest_of, telling_of, who
 
 
 def pick(app: Any, meant: Target) -> Target:
@@ -30,7 +30,7 @@ def pick(app: Any, meant: Target) -> Target:
     if text in app.tasks or lock(app, text):
         return meant
     found = snapshot(app)
-    name = _only({each.name for each in found if _is_shown_as(_Shown.present(each), text)}, text)
+    name = _only({each.name for each in found if _is_shown_as(each, text)}, text)
     return meant if name is None else Target(lock_keys(app_locks(app).prefix, name))
 
 
@@ -78,7 +78,7 @@ def nothing_called(app: Any, text: str) -> TargetError:
     """
     if history(app, name=pick_past(app, text), limit=1):
         return TargetError(f"nobody holds {one_line(text)} or waits for it: the lock is free")
-    shown = {_Shown.present(each).telling for each in snapshot(app)}
+    shown = map(telling_of, snapshot(app))
     near = nearly(text, {*_names(app), *shown})
     return TargetError(f"no such lock: nothing here is called {one_line(text)}{near}")
 
@@ -98,7 +98,7 @@ def pick_past(app: Any, text: str, server: Server | None = None) -> str:
     if history(app, name=text, limit=1, running=True, server=server):
         return text
     runs = history(app, running=True, server=server)
-    return _only({run.name for run in runs if _is_shown_as(_Shown.past(run), text)}, text) or text
+    return _only({run.name for run in runs if _is_shown_as(run, text)}, text) or text
 
 
 def _only(names: Collection[str], text: str) -> str | None:
@@ -110,25 +110,9 @@ def _only(names: Collection[str], text: str) -> str | None:
     return next(iter(names), None)
 
 
-class _Shown(NamedTuple):
-    """What a table shows of a lock."""
-
-    name: str
-    telling: str
-    task_id: str | None
-
-    @classmethod
-    def present(cls, each: Found) -> _Shown:
-        holder = each.holder or Holder()
-        return cls(each.name, telling_of(each.name, each.task, holder.label), holder.task_id)
-
-    @classmethod
-    def past(cls, run: PastRun) -> _Shown:
-        return cls(run.name, telling_of(run.name, run.task or OUTSIDE, run.label), run.task_id)
-
-
-def _is_shown_as(shown: _Shown, text: str) -> bool:
-    if text == shown.telling:
-        return True
-    beginnings = (digest_of(shown.name), shown.task_id)
-    return len(text) >= SHORT and any(known and known.startswith(text) for known in beginnings)
+def _is_shown_as(each: Any, text: str) -> bool:
+    """Whether a table shows this text of a lock, or of a past run."""
+    beginnings = (digest_of(each.name), who(each).task_id)
+    return text == telling_of(each) or (
+        len(text) >= SHORT and any(known and known.startswith(text) for known in beginnings)
+    )

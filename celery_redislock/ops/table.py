@@ -1,4 +1,4 @@
-"""Locks, and the tasks that wait for them, as tables for a terminal."""
+"""Locks, past runs, and the tasks that wait, as tables for a terminal."""
 
 from __future__ import annotations
 
@@ -9,21 +9,10 @@ from itertools import pairwise
 from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, Final
 
-import click
-
 from ..inspection.states import AWAITED, IN_TROUBLE, NO_LOCK, STATES
 from ..protocol.canonical import digest, parts_of, task_in
-from .terminal import (
-    Column,
-    by_cutting,
-    by_node,
-    by_path,
-    by_wrapping,
-    grid,
-    is_plain,
-    lines_by_row,
-    named_values,
-)
+from ..protocol.holders import Holder
+from .terminal import Column, by_wrapping, cut, cut_node, cut_path, grid, lines_by_row, named_values
 
 if TYPE_CHECKING:
     from ..inspection.figures import Figures
@@ -39,46 +28,20 @@ ORDERS: Final[dict[str, tuple[Callable[[Found], Any], bool]]] = {
     "key": (lambda each: each.key, False),
     "node": (lambda each: ((each.holder and each.holder.node) or "", each.key), False),
 }
-
-#: The columns of a lock that fit a terminal.
-COLUMNS: Final = (
-    Column("TASK", by_path, 14),
-    Column("KEY", by_wrapping, 12),
-    Column("STATE", by_wrapping),
-    Column("ID", by_cutting),
-    Column("NODE", by_node),
-    Column("HELD", right=True),
-    Column("LIVES", right=True),
-    Column("SKIPS", right=True),
-    Column("WAIT", right=True),
-    Column("SAYS", by_cutting, 16),
-)
-#: All columns of a lock.
-WIDE: Final = (
-    *("TASK", "KEY", "STATE", "TASK ID", "NODE", "PID", "HELD", "LIVES", "SKIPS", "WAITING"),
-    *("FENCE", "LABEL", "SAYS"),
-)
-#: The columns with numbers and durations: these are easier to compare at the right.
-NUMBERS: Final = frozenset(
-    {"PID", "HELD", "LIVES", "SKIPS", "WAITING", "FENCE", "TOOK", "AGE", "#"}
-)
+#: The columns of a lock, and of a past run, that fit a terminal; and all of them.
+LOCKS: Final = ("TASK", "KEY", "STATE", "ID", "NODE", "HELD", "LIVES", "SKIPS", "WAIT", "SAYS")
+ALL_OF_LOCKS: Final = (*LOCKS[:5], "PID", *LOCKS[5:9], "FENCE", "LABEL", "SAYS")
+RUNS: Final = ("WHEN", "TOOK", "ENDED", "TASK", "KEY", "ID", "NODE", "SKIPS")
+ALL_OF_RUNS: Final = (*RUNS[:7], "PID", "SKIPS", "FENCE", "LABEL")
 #: The colour of a line with trouble.
 TROUBLE: Final = "red"
-#: The columns of a task that waits.
-WAITING: Final = (
-    Column("#", right=True),
-    Column("TASK", by_path),
-    Column("ID", by_cutting),
-    Column("AGE", right=True),
-    Column("ARGUMENTS", by_wrapping, 16),
-)
-#: The columns of a task.
+#: The columns of a task, with its figures.
 TASKS: Final = (
-    Column("TASK", by_path, 14),
-    Column("LOCKS", by_wrapping, 12),
-    Column("OLDEST", right=True),
-    Column("WAIT", right=True),
-    Column("UNTAKEN", right=True),
+    Column("TASK", lambda each: each[0], cut_path, 14),
+    Column("LOCKS", lambda each: _by_state(each[1]), by_wrapping, 12),
+    Column("OLDEST", lambda each: _units(each[1].oldest_holder or None), right=True),
+    Column("WAIT", lambda each: each[1].waiting, right=True),
+    Column("UNTAKEN", lambda each: each[1].untaken, right=True),
 )
 #: How many characters of an id or a digest are unique, as a rule.
 SHORT: Final = 8
@@ -91,66 +54,106 @@ def in_order(found: Iterable[Found], order: str, reverse: bool = False) -> list[
     return sorted(found, key=by, reverse=largest_first is not reverse)
 
 
-def locks_table(
-    found: Sequence[Found], wide: bool = False, width: int | None = None, *, colors: bool = False
-) -> list[str]:
+# -- tables -----------------------------------------------------------------------------------
+
+
+def columns_of(rows: Sequence[Any], names: Iterable[str], wide: bool = False) -> list[Column]:
+    """These columns of locks, as `Found`, or of past runs, as `PastRun`: short enough for a
+    terminal, or uncut if `wide`.
+    """
+    ids = shortened(who(each).task_id for each in rows)
+    digests = shortened(digest_of(each.name) for each in rows)
+    columns = (
+        Column("WHEN", lambda run: (moment if wide else _when)(run.began)),
+        Column("TOOK", _took, right=True),
+        Column("ENDED", lambda run: run.how),
+        Column("TASK", lambda each: task_of(each) or None, cut_path, 14),
+        Column("KEY", lambda each: each.key if wide else telling_of(each, digests), by_wrapping, 12),
+        Column("STATE", in_words, by_wrapping),
+        Column("ID", lambda each: who(each).task_id if wide else ids.get(who(each).task_id), cut),
+        Column("NODE", lambda each: who(each).node, cut_node),
+        Column("PID", lambda each: who(each).pid or None, right=True),
+        Column("HELD", lambda each: _units(each.held_for), right=True),
+        Column("LIVES", lambda each: lives(each, "for ever" if wide else "ever"), right=True),
+        Column("SKIPS", lambda each: each.turned_away, right=True, rare="STATE" in names),
+        Column("WAIT", lambda each: each.waiting, right=True),
+        Column("FENCE", lambda each: who(each).fence or None, right=True),
+        Column("LABEL", lambda each: who(each).label, rare=True),
+        Column("SAYS", lambda each: who(each).description, cut, 16, rare=True),
+    )
+    return [column for column in columns if column.head in names]
+
+
+def locks_table(found: Sequence[Found], wide: bool = False, *, colors: bool = False) -> list[str]:
     """The lines of a table of locks: cut to fit the terminal, or uncut if `wide`. With `colors`, a
     line with trouble is red.
     """
-    if not found:
-        return []
-    styles = [TROUBLE if colors and is_trouble(each) else "" for each in found]
-    if wide:
-        hidden = _empty(found)
-        head = [name for name in WIDE if name not in hidden]
-        return aligned(head, (_picked(_wide_row(each), head) for each in found), styles)
-    return grid(*_narrow(found), width, styles)
+    columns = columns_of(found, ALL_OF_LOCKS if wide else LOCKS, wide)
+    color = (lambda each: TROUBLE if is_trouble(each) else "") if colors else (lambda each: "")
+    return grid(columns, found, sys.maxsize if wide else None, color) if found else []
 
 
 def locks_lines(found: Sequence[Found]) -> tuple[list[str], list[list[str]]]:
     """The lines of the head of `locks_table`, and those of each lock."""
-    head, *lines = lines_by_row(*_narrow(found))
+    head, *lines = lines_by_row(columns_of(found, LOCKS), found)
     return head, lines
-
-
-def _narrow(found: Sequence[Found]) -> tuple[list[Column], list[list[str]]]:
-    """The columns that fit a terminal, and the cells of each lock."""
-    ids = shortened(each.holder.task_id for each in found if each.holder and each.holder.task_id)
-    digests = shortened(digest for each in found if (digest := digest_of(each.name)))
-    hidden = _empty(found)
-    columns = [column for column in COLUMNS if column.head not in hidden]
-    head = [column.head for column in columns]
-    return columns, [_picked(_row(each, ids, digests), head) for each in found]
-
-
-def _empty(found: Sequence[Found]) -> set[str]:
-    """The columns that would say nothing."""
-    labels = any(each.holder is not None and each.holder.label for each in found)
-    skips = any(each.turned_away for each in found)
-    described = any(each.holder is not None and each.holder.description for each in found)
-    shown = {"LABEL": labels, "SKIPS": skips, "SAYS": described}
-    return {name for name, says in shown.items() if not says}
 
 
 def tasks_table(tasks: Mapping[str, Figures]) -> list[str]:
     """The lines of a table of tasks: how many locks they have in each state, and what waits. A line
     with trouble is red.
     """
-    rows = [
-        (
-            task,
-            ", ".join(f"{each.locks[state]} {state}" for state in STATES if each.locks[state]),
-            in_units(each.oldest_holder) if each.oldest_holder else "-",
-            str(each.waiting),
-            str(each.untaken),
-        )
-        for task, each in tasks.items()
-    ]
-    in_trouble = (
-        each.untaken or any(each.locks[state] for state in IN_TROUBLE) for each in tasks.values()
+
+    def color(each: tuple[str, Figures]) -> str:
+        is_bad = each[1].untaken or any(each[1].locks[state] for state in IN_TROUBLE)
+        return TROUBLE if is_bad else ""
+
+    return grid(TASKS, tasks.items(), color=color) if tasks else []
+
+
+def waiting_table(waiting: Sequence[Waiting]) -> list[str]:
+    """The lines of a table of tasks that wait, which fit the terminal."""
+    ids = shortened(each.task_id for each in waiting)
+    columns = (
+        Column("#", lambda each: each[0], right=True),
+        Column("TASK", lambda each: each[1].task or "cannot be read", cut_path),
+        Column("ID", lambda each: ids[each[1].task_id], cut),
+        Column("AGE", lambda each: _units(each[1].age), right=True),
+        Column("ARGUMENTS", lambda each: each[1].called, by_wrapping, 16),
     )
-    styles = [TROUBLE if each else "" for each in in_trouble]
-    return grid(TASKS, rows, styles=styles) if rows else []
+    return grid(columns, enumerate(waiting, 1)) if waiting else []
+
+
+def described(each: Found) -> list[str]:
+    """All about a lock, in lines that fit the terminal."""
+    fields = {
+        **each.to_dict(),
+        "acquired_at": each.holder and each.holder.acquired_at and moment(each.holder.acquired_at),
+        "held_for": _units(each.held_for),
+        "lives_for": lives(each),
+        "due_in": _units(each.due_in),
+        "turned_away": each.turned_away or None,
+        "untaken": each.untaken or None,
+        "attempt": each.holder.attempt if each.holder and each.holder.task_id else None,
+    }
+    return named_values(fields.items())
+
+
+# -- what is said -----------------------------------------------------------------------------
+
+
+def who(each: Any) -> Any:
+    """Who has a lock, or had it, with what is known of the run; with nothing, if nobody."""
+    return getattr(each, "holder", each) or Holder()
+
+
+def task_of(each: Any) -> str:
+    """The task of a lock or a run; "" if it is not known. A `RedisLock` has that as its task."""
+    from ..inspection.history import OUTSIDE, PastRun
+
+    if isinstance(each, PastRun):
+        return each.task or OUTSIDE
+    return each.task or task_in(each.name) or ""
 
 
 def is_trouble(each: Found) -> bool:
@@ -158,61 +161,17 @@ def is_trouble(each: Found) -> bool:
     return each.state in IN_TROUBLE or bool(each.untaken)
 
 
-def _picked(row: Mapping[str, str], head: Iterable[str]) -> list[str]:
-    return [row[name] for name in head]
-
-
-def _row(each: Found, ids: Mapping[str, str], digests: Mapping[str, str]) -> dict[str, str]:
-    holder = each.holder
-    task = each.task or task_in(each.name) or ""
-    return {
-        "TASK": task or "-",
-        "KEY": telling_of(each.name, task, holder.label if holder else None, digests),
-        "STATE": in_words(each),
-        "ID": ids.get((holder and holder.task_id) or "", "-"),
-        "NODE": (holder and holder.node) or "-",
-        "HELD": "-" if each.held_for is None else in_units(each.held_for),
-        "LIVES": lives(each, "ever"),
-        "SKIPS": str(each.turned_away),
-        "WAIT": str(each.waiting),
-        "SAYS": (holder and holder.description) or "-",
-    }
-
-
-def _wide_row(each: Found) -> dict[str, str]:
-    holder = each.holder
-    return {
-        "TASK": each.task or "-",
-        "KEY": each.key,
-        "STATE": in_words(each),
-        "TASK ID": (holder and holder.task_id) or "-",
-        "NODE": (holder and holder.node) or "-",
-        "PID": str((holder and holder.pid) or "-"),
-        "HELD": "-" if each.held_for is None else in_units(each.held_for),
-        "LIVES": lives(each),
-        "SKIPS": str(each.turned_away),
-        "WAITING": str(each.waiting),
-        "FENCE": str((holder and holder.fence) or "-"),
-        "LABEL": (holder and holder.label) or "-",
-        "SAYS": (holder and holder.description) or "-",
-    }
-
-
-def telling_of(
-    name: str, task: str, label: str | None, digests: Mapping[str, str] | None = None
-) -> str:
+def telling_of(each: Any, digests: Mapping[str, str] | None = None) -> str:
     """What tells a lock of a task from its others: the label, the name without the task's, or the
     beginning of the digest.
 
     Args:
-        name: the lock's name.
-        task: the task's name.
-        label: the lock's name for people, if any.
+        each: the lock, or a run that had it.
         digests: the short form of each digest; without one, a digest's first eight characters.
     """
-    if label:
-        return label
-    parts = parts_of(name)
+    if who(each).label:
+        return str(who(each).label)
+    name, task, parts = each.name, task_of(each), parts_of(each.name)
     if parts is None:
         return (name.removeprefix(f"{task}:") if task else name) or name
     named, full = parts
@@ -228,9 +187,9 @@ def digest_of(name: str) -> str | None:
     return parts and parts[1]
 
 
-def shortened(texts: Iterable[str]) -> dict[str, str]:
+def shortened(texts: Iterable[str | None]) -> dict[str | None, str]:
     """For each text its shortest unique beginning, of at least eight characters."""
-    known = sorted(set(texts))
+    known = sorted({text for text in texts if text})
     shared = [0, *(len(commonprefix(pair)) for pair in pairwise(known)), 0]  # noqa: RUF071
     return {
         text: text[: max(SHORT, shared[number] + 1, shared[number + 1] + 1)]
@@ -245,10 +204,10 @@ def in_words(each: Found) -> str:
     return f"{each.in_words}{due}{depth}"
 
 
-def lives(each: Found, ever: str = "for ever") -> str:
-    """How long the lock lives if its holder dies now."""
+def lives(each: Found, ever: str = "for ever") -> str | None:
+    """How long the lock lives if its holder dies now; None if it is none."""
     if each.state in (*AWAITED, *NO_LOCK):
-        return "-"
+        return None
     return ever if each.lives_for is None else in_units(each.lives_for)
 
 
@@ -271,49 +230,23 @@ def in_units(seconds: float) -> str:
     return f"{whole // 86400}d{whole % 86400 // 3600:02}h"
 
 
-def waiting_table(waiting: Sequence[Waiting]) -> list[str]:
-    """The lines of a table of tasks that wait, which fit the terminal."""
-    ids = shortened(each.task_id for each in waiting)
-    rows = [
-        (
-            str(number),
-            each.task or "cannot be read",
-            ids[each.task_id],
-            "-" if each.age is None else in_units(each.age),
-            each.called,
-        )
-        for number, each in enumerate(waiting, 1)
-    ]
-    return grid(WAITING, rows) if rows else []
+def _units(seconds: float | None) -> str | None:
+    return None if seconds is None else in_units(seconds)
 
 
-def aligned(
-    head: Sequence[str], rows: Iterable[Sequence[str]], styles: Sequence[str] = ()
-) -> list[str]:
-    """The lines of a table with uncut cells."""
-    columns = [Column(name, right=name in NUMBERS) for name in head]
-    return grid(columns, rows, sys.maxsize, styles)
+def _when(began: float) -> str:
+    """The time of a moment today; else the day and the minute."""
+    at = time.localtime(began)
+    is_today = time.strftime("%x", at) == time.strftime("%x")
+    return time.strftime("%H:%M:%S" if is_today else "%m-%d %H:%M", at)
 
 
-def show_lines(lines: Iterable[str], err: bool = False) -> None:
-    """Print the lines, if there are any: without colours in a pipe, and where nobody wants them."""
-    if text := "\n".join(lines):
-        click.echo(text, err=err, color=False if is_plain() else None)
+def _took(run: Any) -> str | None:
+    return _units(max(time.time() - run.began, 0.0) if run.how == "running" else run.took)
 
 
-def described(each: Found) -> list[str]:
-    """All about a lock, in lines that fit the terminal."""
-    fields = {
-        **each.to_dict(),
-        "acquired_at": each.holder and each.holder.acquired_at and moment(each.holder.acquired_at),
-        "held_for": None if each.held_for is None else in_units(each.held_for),
-        "lives_for": None if lives(each) == "-" else lives(each),
-        "due_in": None if each.due_in is None else in_units(each.due_in),
-        "turned_away": each.turned_away or None,
-        "untaken": each.untaken or None,
-        "attempt": each.holder.attempt if each.holder and each.holder.task_id else None,
-    }
-    return named_values((name, str(value)) for name, value in fields.items() if value is not None)
+def _by_state(figures: Figures) -> str:
+    return ", ".join(f"{figures.locks[each]} {each}" for each in STATES if figures.locks[each])
 
 
 def count_of(number: int, what: str = "lock") -> str:

@@ -12,7 +12,7 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
-from typing import Final
+from typing import Any, Final
 
 import click
 from wcwidth import wcwidth
@@ -70,28 +70,15 @@ def _end(text: str, width: int, start: int = 0) -> int:
     return len(text)
 
 
-def _first(text: str, width: int) -> str:
-    """As much of the text's beginning as fits."""
-    return text[: _end(text, width)]
-
-
-def _last(text: str, width: int) -> str:
-    """As much of the text's end as fits."""
-    return _first(text[::-1], width)[::-1] if width > 0 else ""
-
-
 def cut(text: str, width: int, head: float = 0.5) -> str:
-    """The text without its middle, if it is too wide.
-
-    Args:
-        text: the text.
-        width: the columns that the text may take.
-        head: the share of the kept characters that comes from the beginning.
+    """The text without its middle, if it is too wide; `head` is the share of the kept characters
+    that comes from the beginning.
     """
     if width_of(text) <= width:
         return text
     front = round((width - 1) * head)
-    return f"{_first(text, front)}~{_last(text, width - 1 - front)}"
+    back = _end(text[::-1], width - 1 - front) if front < width - 1 else 0
+    return f"{text[: _end(text, front)]}~{text[len(text) - back :]}"
 
 
 def cut_path(text: str, width: int) -> str:
@@ -118,18 +105,12 @@ def cut_node(text: str, width: int) -> str:
 
 
 def wrap(text: str, width: int, most: int | None = None) -> list[str]:
-    """The text as lines of at most this width, broken at spaces, or after punctuation in a name.
-
-    Args:
-        text: the text.
-        width: the columns of a line.
-        most: how many lines; None for any number. What does not fit is cut from the middle.
+    """The text as lines of at most this width, broken at spaces, or after punctuation in a name. If
+    it takes more than `most` lines, its middle is cut.
     """
-    if most is None:
-        return list(_wrapped(text, width, _break_in))
-    if width_of(text) <= width * most:
+    if most is None or width_of(text) <= width * most:
         lines = list(_wrapped(text, width, _break_in))
-        if len(lines) <= most:
+        if most is None or len(lines) <= most:
             return lines
     return list(_wrapped(cut(text, (width - 1) * most), width, len))
 
@@ -156,76 +137,75 @@ def _break_in(line: str) -> int:
     return sign if sign > len(line) // 2 else len(line)
 
 
+# -- tables -----------------------------------------------------------------------------------
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Column:
     """A column of a table.
 
     Attributes:
         head: the heading.
-        fit: makes lines of a cell that is too wide; None for a column that is never narrower than
+        of: what a row has here; None shows as "-".
+        fit: cuts or wraps a cell that is too wide; None for a column that is never narrower than
             its cells.
         least: the least width, unless the terminal is too narrow.
         right: its cells end at the right: for numbers.
+        rare: it is left out if no row has a value for it.
     """
 
     head: str
-    fit: Callable[[str, int], list[str]] | None = None
+    of: Callable[[Any], Any]
+    fit: Callable[[str, int], str | list[str]] | None = None
     least: int = 8
     right: bool = False
+    rare: bool = False
+
+    def lines(self, cell: str, width: int) -> list[str]:
+        """The cell as lines of at most this width."""
+        if self.fit is None or width_of(cell) <= width:
+            return [cell]
+        fitted = self.fit(cell, width)
+        return [fitted] if isinstance(fitted, str) else fitted
 
 
 def by_wrapping(text: str, width: int) -> list[str]:
     return wrap(text, width, LINES)
 
 
-def by_path(text: str, width: int) -> list[str]:
-    return [cut_path(text, width)]
-
-
-def by_node(text: str, width: int) -> list[str]:
-    return [cut_node(text, width)]
-
-
-def by_cutting(text: str, width: int) -> list[str]:
-    return [cut(text, width)]
-
-
 def grid(
-    columns: Sequence[Column],
-    rows: Iterable[Sequence[str]],
+    columns: Iterable[Column],
+    rows: Iterable[Any],
     width: int | None = None,
-    styles: Sequence[str] = (),
+    color: Callable[[Any], str] = lambda row: "",
 ) -> list[str]:
-    """The lines of a table, none of them wider than the terminal.
-
-    Args:
-        columns: the columns.
-        rows: the cells of each row, as texts.
-        width: the width to use instead of the terminal's.
-        styles: the colour of each row, or "".
+    """The lines of a table, none of them wider than the terminal, or than `width`. `color` tells
+    the colour of a row, or "".
     """
-    head, *lines_of_rows = lines_by_row(columns, rows, width)
-    for lines, style in zip_longest(lines_of_rows, styles, fillvalue=""):
-        head += [click.style(line, fg=style) for line in lines] if style else lines
+    rows = list(rows)
+    head, *by_row = lines_by_row(columns, rows, width)
+    for row, lines in zip(rows, by_row, strict=True):
+        fg = color(row)
+        head += [click.style(line, fg=fg) for line in lines] if fg else lines
     return head
 
 
 def lines_by_row(
-    columns: Sequence[Column], rows: Iterable[Sequence[str]], width: int | None = None
+    columns: Iterable[Column], rows: Sequence[Any], width: int | None = None
 ) -> list[list[str]]:
     """As `grid`: the lines of the head, and those of each row."""
-    cells = [[plain(cell) for cell in row] for row in rows]
     limit = terminal_width() if width is None else width
-    widths = _widths(columns, cells, limit)
-    lines = [[_line([column.head for column in columns], columns, widths, limit)]]
-    for row in cells:
-        fitted = [
-            [cell] if column.fit is None or width_of(cell) <= width else column.fit(cell, width)
-            for column, cell, width in zip(columns, row, widths, strict=True)
-        ]
-        lines.append(
-            [_line(line, columns, widths, limit) for line in zip_longest(*fitted, fillvalue="")]
-        )
+    shown, cells = [], []
+    for column in columns:
+        values = [column.of(row) for row in rows]
+        if any(values) or not column.rare:
+            shown.append(column)
+            cells.append([plain("-" if each is None else str(each)) for each in values])
+    widths = _widths(shown, cells, limit)
+    lines = [[_line([column.head for column in shown], shown, widths, limit)]]
+    for row in zip(*cells, strict=True):
+        fitted = map(Column.lines, shown, row, widths)
+        lines.append([_line(each, shown, widths, limit) for each in zip_longest(*fitted, fillvalue="")])
     return lines
 
 
@@ -241,25 +221,24 @@ def _line(
 
 
 def _widths(columns: Sequence[Column], cells: Sequence[Sequence[str]], limit: int) -> list[int]:
-    by_column = list(zip(*cells, strict=True)) or [()] * len(columns)
     needed = [
         max([len(column.head), *map(width_of, texts)])
-        for column, texts in zip(columns, by_column, strict=True)
+        for column, texts in zip(columns, cells, strict=True)
     ]
     widths = _shared_out(columns, needed, limit)
     # A cut cell may need less than its width: a node's domain goes as a whole. Share the rest.
     used = [
-        _used(column, texts, width) if width < need else need
-        for column, texts, width, need in zip(columns, by_column, widths, needed, strict=True)
+        need if width >= need else min(need, _used(column, texts, width, need))
+        for column, texts, width, need in zip(columns, cells, widths, needed, strict=True)
     ]
     return _shared_out(columns, used, limit)
 
 
-def _used(column: Column, texts: Iterable[str], width: int) -> int:
+def _used(column: Column, texts: Iterable[str], width: int, need: int) -> int:
     """How much of this width the cells of the column need."""
-    fitted = [column.fit(text, width) if column.fit else [text] for text in texts]
+    fitted = [column.lines(text, width) for text in texts]
     if any(len(lines) > 1 for lines in fitted):
-        return max(len(column.head), *map(width_of, texts))
+        return need
     return max([len(column.head), *(width_of(line) for (line,) in fitted)])
 
 
@@ -269,7 +248,9 @@ def _shared_out(columns: Sequence[Column], needed: Sequence[int], limit: int) ->
     for keep_least in (True, False):
         for most in range(min(max(needed), limit), 3, -1):
             widths = [
-                _narrowed(column, need, most, keep_least)
+                need
+                if column.fit is None
+                else min(need, max(most, column.least, len(column.head)) if keep_least else most)
                 for column, need in zip(columns, needed, strict=True)
             ]
             if sum(widths) <= room:
@@ -277,10 +258,7 @@ def _shared_out(columns: Sequence[Column], needed: Sequence[int], limit: int) ->
     return widths
 
 
-def _narrowed(column: Column, need: int, most: int, keep_least: bool) -> int:
-    if column.fit is None:
-        return need
-    return min(need, max(most, column.least, len(column.head)) if keep_least else most)
+# -- paragraphs -------------------------------------------------------------------------------
 
 
 def is_plain() -> bool:
@@ -290,23 +268,30 @@ def is_plain() -> bool:
     return chosen or bool(os.environ.get("NO_COLOR"))
 
 
-def paragraph(text: str) -> list[str]:
-    """The text as lines that fit the terminal; in a pipe as one line, which the reader can wrap."""
-    return wrap(plain(text), terminal_width()) if _is_width_known() else [plain(text)]
+def show_lines(lines: Iterable[str], err: bool = False) -> None:
+    """Print the lines, if there are any: without colours in a pipe, and where nobody wants them."""
+    if text := "\n".join(lines):
+        click.echo(text, err=err, color=False if is_plain() else None)
 
 
-def _is_width_known() -> bool:
-    return shutil.get_terminal_size((0, 0)).columns > 0
+def say(text: str, err: bool = False) -> None:
+    """Print the text in lines that fit the terminal; in a pipe as one, which the reader can wrap."""
+    show_lines(_fitted(plain(text)), err)
 
 
-def named_values(values: Iterable[tuple[str, str]]) -> list[str]:
-    """Lines of names with values, wrapped to fit the terminal; in a pipe, one line for each."""
-    pairs = [(name, plain(value)) for name, value in values]
-    widest = max((len(name) for name, _ in pairs), default=0)
-    is_known = _is_width_known()
-    lines = []
-    for name, value in pairs:
-        first, *more = wrap(value, terminal_width() - widest - 2) if is_known else [value]
-        lines.append(f"{name.ljust(widest)}  {first}".rstrip())
-        lines += [" " * (widest + 2) + line for line in more]
-    return lines
+def named_values(values: Iterable[tuple[str, Any]]) -> list[str]:
+    """Lines of names with values, wrapped to fit the terminal; in a pipe, one line for each. Those
+    without a value are left out.
+    """
+    pairs = [(name, plain(str(value))) for name, value in values if value is not None]
+    widest = max((len(name) for name, _ in pairs), default=0) + 2
+    return [
+        f"{name.ljust(widest)}{line}".rstrip()
+        for each, value in pairs
+        for name, line in zip_longest([each], _fitted(value, widest), fillvalue="")
+    ]
+
+
+def _fitted(text: str, indent: int = 0) -> list[str]:
+    is_width_known = shutil.get_terminal_size((0, 0)).columns > 0
+    return wrap(text, terminal_width() - indent) if is_width_known else [text]

@@ -21,8 +21,8 @@ from ..command import (
     with_json,
     with_lock_or_filters,
 )
-from ..table import count_of, locks_table, show_lines
-from ..terminal import paragraph
+from ..table import count_of, locks_table
+from ..terminal import say, show_lines
 
 if TYPE_CHECKING:
     from ...errors import LockUnavailable
@@ -202,7 +202,7 @@ def _tell_broken(each: Found, is_broken: bool) -> None:
         text = f"broke {each.key}, held by {each.holder or 'nobody yet'}"
     else:
         text = f"did not break {each.key}: another run holds it now, or it is free"
-    show_lines(paragraph(text))
+    say(text)
 
 
 # -- drop-waiting -----------------------------------------------------------------------------

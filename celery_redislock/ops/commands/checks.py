@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from ..command import print_json, with_app, with_filters, with_json
-from ..table import ORDERS, show_lines
-from ..terminal import Column, grid, wrap
+from ..table import ORDERS
+from ..terminal import Column, grid, show_lines, wrap
 
 if TYPE_CHECKING:
     from ...inspection.locks import Found
 
-FINDINGS: Final = (Column("LEVEL"), Column("CHECK"), Column("FOUND, AND WHAT TO DO", wrap, 21))
+FINDINGS: Final = (
+    Column("LEVEL", itemgetter(0)),
+    Column("CHECK", itemgetter(1)),
+    Column("FOUND, AND WHAT TO DO", itemgetter(2), wrap, 21),
+)
 
 
 @click.command(short_help="Show the locks live.")
@@ -78,11 +83,7 @@ def _show_findings(rows: list[tuple[str, str, str, str]]) -> None:
     from ..doctor.finding import ERROR, WARNING
 
     colors = {ERROR: "red", WARNING: "yellow"}
-    cells, styles = [], []
+    lines = []
     for level, check, what, todo in rows:
-        cells.append((level, check, what))
-        styles.append(colors.get(level, ""))
-        if todo:
-            cells.append(("", "", f"-> {todo}"))
-            styles.append("")
-    show_lines(grid(FINDINGS, cells, styles=styles))
+        lines += [(level, check, what), *([("", "", f"-> {todo}")] if todo else [])]
+    show_lines(grid(FINDINGS, lines, color=lambda line: colors.get(line[0], "")))

@@ -24,37 +24,13 @@ from ..command import (
     with_json,
     with_lock_or_filters,
 )
-from ..table import (
-    aligned,
-    count_of,
-    digest_of,
-    in_units,
-    moment,
-    shortened,
-    show_lines,
-    telling_of,
-)
-from ..terminal import Column, by_cutting, by_node, by_path, by_wrapping, grid, paragraph
+from ..table import ALL_OF_RUNS, RUNS, columns_of, count_of, task_of
+from ..terminal import grid, say, show_lines
 
 if TYPE_CHECKING:
     from ...inspection.history import PastRun
     from ...servers.server import Server
 
-#: The columns of a run that fit a terminal.
-COLUMNS: Final = (
-    Column("WHEN"),
-    Column("TOOK", right=True),
-    Column("ENDED"),
-    Column("TASK", by_path, 9),
-    Column("KEY", by_wrapping, 12),
-    Column("ID", by_cutting),
-    Column("NODE", by_node),
-    Column("SKIPS", right=True),
-)
-#: All columns of a run.
-WIDE: Final = (
-    *("WHEN", "TOOK", "ENDED", "TASK", "KEY", "TASK ID", "NODE", "PID", "SKIPS", "FENCE", "LABEL"),
-)
 #: How many runs are shown, if the user names neither a number nor a time.
 SHOWN: Final = 20
 #: The characters of a bar chart, from the lowest bar to the highest.
@@ -117,7 +93,7 @@ def history(
         if as_json:
             print_json([run.to_dict() for run in shown])
         elif shown:
-            show_lines(_wide(shown) if wide else _table(shown, is_one_lock))
+            _show_table(shown, is_one_lock, wide)
         is_counted = bool(is_one_lock or since or ended)
         click.echo(_summary(shown, len(runs) - len(shown), is_counted), err=as_json)
 
@@ -166,74 +142,17 @@ def _summary(shown: Sequence[PastRun], left: int, is_counted: bool) -> str:
     return f"the last {runs}; {left if is_counted else 'some'} more are kept (--limit shows more)"
 
 
-# -- the table --------------------------------------------------------------------------------
-
-
-def _table(runs: Sequence[PastRun], is_one_lock: bool) -> list[str]:
-    """The lines of a table that fits the terminal, below a line with what all runs share."""
-    ids = shortened(run.task_id for run in runs if run.task_id)
-    digests = shortened(digest for run in runs if (digest := digest_of(run.name)))
-    rows = [_row(run, ids, digests) for run in runs]
-    tasks, above, hidden = {run.task for run in runs}, "", set()
-    if is_one_lock:
-        name, label = runs[0].name, runs[0].label
-        above, hidden = f"{name} ({label})" if label else name, {"TASK", "KEY"}
-    elif len(tasks) == 1:
-        above, hidden = rows[0]["TASK"], {"TASK"}
-    columns = [column for column in COLUMNS if column.head not in hidden]
-    title = paragraph(above) if above else []
-    return [*title, *grid(columns, [[row[column.head] for column in columns] for row in rows])]
-
-
-def _row(run: PastRun, ids: Mapping[str, str], digests: Mapping[str, str]) -> dict[str, str]:
-    from ...inspection.history import OUTSIDE
-
-    task = run.task or OUTSIDE
-    return {
-        "WHEN": _when(run.began),
-        "TOOK": _took(run),
-        "ENDED": run.how,
-        "TASK": task,
-        "KEY": telling_of(run.name, task, run.label, digests),
-        "ID": ids.get(run.task_id or "", "-"),
-        "NODE": run.node or "-",
-        "SKIPS": str(run.turned_away),
-    }
-
-
-def _wide(runs: Sequence[PastRun]) -> list[str]:
-    head = WIDE if any(run.label for run in runs) else WIDE[:-1]
-    return aligned(head, (_wide_row(run)[: len(head)] for run in runs))
-
-
-def _wide_row(run: PastRun) -> tuple[str, ...]:
-    from ...inspection.history import OUTSIDE
-
-    return (
-        moment(run.began),
-        _took(run),
-        run.how,
-        run.task or OUTSIDE,
-        run.key,
-        run.task_id or "-",
-        run.node or "-",
-        str(run.pid or "-"),
-        str(run.turned_away),
-        str(run.fence),
-        run.label or "-",
-    )
-
-
-def _when(began: float) -> str:
-    """The time of a moment today; else the day and the minute."""
-    at = time.localtime(began)
-    is_today = time.strftime("%x", at) == time.strftime("%x")
-    return time.strftime("%H:%M:%S" if is_today else "%m-%d %H:%M", at)
-
-
-def _took(run: PastRun) -> str:
-    took = max(time.time() - run.began, 0.0) if run.how == "running" else run.took
-    return "-" if took is None else in_units(took)
+def _show_table(runs: Sequence[PastRun], is_one_lock: bool, wide: bool) -> None:
+    """Show a table that fits the terminal, below a line with what all runs share; or all of it."""
+    hidden: set[str] = set()
+    if not wide and is_one_lock:
+        name, label, hidden = runs[0].name, runs[0].label, {"TASK", "KEY"}
+        say(f"{name} ({label})" if label else name)
+    elif not wide and len({run.task for run in runs}) == 1:
+        hidden = {"TASK"}
+        say(task_of(runs[0]))
+    names = ALL_OF_RUNS if wide else [each for each in RUNS if each not in hidden]
+    show_lines(grid(columns_of(runs, names, wide), runs, sys.maxsize if wide else None))
 
 
 # -- skips by the hour ------------------------------------------------------------------------
@@ -250,7 +169,7 @@ def _show_skips(app: Any, server: Server, task: str | None, as_json: bool) -> No
     now = int(time.time() // 3600) * 3600
     last = [now - 3600 * ago for ago in range(HOURS - 1, -1, -1)]
     for name, counts in tasks.items():
-        show_lines(paragraph(f"{name or OUTSIDE}: {_told(counts)}"))
+        say(f"{name or OUTSIDE}: {_told(counts)}")
         click.echo(f"  |{_bars([counts.get(hour, 0) for hour in last])}|")
     if tasks:
         begins, ends = _hour(last[0]), _hour(now)

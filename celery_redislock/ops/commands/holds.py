@@ -17,8 +17,8 @@ from ..command import (
     with_json,
     with_lock_or_filters,
 )
-from ..table import count_of, moment, show_lines
-from ..terminal import paragraph
+from ..table import count_of, moment
+from ..terminal import say
 
 if TYPE_CHECKING:
     from ...protocol.holds import Hold
@@ -79,7 +79,7 @@ def hold(
     if as_json:
         print_json({**made.to_dict(), "running": running})
         return
-    show_lines(paragraph(in_words(made)))
+    say(in_words(made))
     if running:
         go_on = "goes on until it ends" if running == 1 else "go on until they end"
         click.echo(f"{count_of(running, 'run')} {go_on}")
@@ -103,7 +103,7 @@ def unhold(app: Any, naming: Naming, task: str | None, all_: bool, as_json: bool
     if as_json:
         print_json(ended.to_dict())
     else:
-        show_lines(paragraph(f"ended: {in_words(ended)}"))
+        say(f"ended: {in_words(ended)}")
 
 
 def in_words(hold: Hold) -> str:
@@ -117,7 +117,7 @@ def _show(found: list[Hold], as_json: bool) -> None:
         print_json([each.to_dict() for each in found])
         return
     for each in found:
-        show_lines(paragraph(in_words(each)))
+        say(in_words(each))
     if not found:
         click.echo("no hold")
 

@@ -29,12 +29,11 @@ from ..table import (
     in_units,
     locks_table,
     moment,
-    show_lines,
     summary,
     tasks_table,
     waiting_table,
 )
-from ..terminal import named_values, paragraph
+from ..terminal import named_values, say, show_lines
 
 if TYPE_CHECKING:
     from ...inspection.locks import Found
@@ -117,11 +116,9 @@ def list_(
         click.echo(f"{summary(found, all_)}{more}")
         try:
             for each in holds(app, server):
-                show_lines(paragraph(in_words(each)))
+                say(in_words(each))
         except LockUnavailable as exc:  # one node of a cluster has the list of all holds
-            show_lines(
-                paragraph(f"Warning: which locks are on hold is not known: {why(exc)}"), err=True
-            )
+            say(f"Warning: which locks are on hold is not known: {why(exc)}", err=True)
 
 
 def _with_depths(app: Any, found: list[Found]) -> list[Found]:
@@ -131,7 +128,7 @@ def _with_depths(app: Any, found: list[Found]) -> list[Found]:
     try:
         return with_depths(app, found)
     except Exception as exc:  # whatever the broker's driver raises
-        show_lines(paragraph(f"Warning: the broker does not tell its queues: {exc!r}"), err=True)
+        say(f"Warning: the broker does not tell its queues: {exc!r}", err=True)
         return found
 
 
@@ -196,7 +193,8 @@ def show(app: Any, naming: Naming, limit: int, as_json: bool) -> None:
         click.echo(f"\nwaiting in pool slots: {room.in_slots}")
     if room.untaken:
         is_held = any(each.state in (*RUNNING, *KEPT) for each in found)
-        show_lines(["", *paragraph(_about_untaken(room, is_held))])
+        click.echo()
+        say(_about_untaken(room, is_held))
 
 
 def _about_untaken(room: Room, is_held: bool) -> str:
@@ -225,7 +223,7 @@ def _showed_free(app: Any, meant: Target, as_json: bool) -> bool:
         last_run = f"{run.how}: began {moment(run.began)}{took}"
         facts = {"state": "free", "last_run": last_run, **run.to_dict()}
         names = ("key", "name", "label", "state", "last_run", "task", "task_id", "node")
-        show_lines(named_values((name, facts[name]) for name in names if facts[name]))
+        show_lines(named_values((name, facts[name]) for name in names))
         click.echo("\nnobody holds it or waits for it; `history` shows its runs")
     return bool(runs)
 
@@ -237,7 +235,7 @@ def _showed_unknown(app: Any, task: str, as_json: bool) -> bool:
     found = [] if task in app.tasks else of_task(app, task)
     if not found:
         return False
-    show_lines(paragraph(f"this app does not know the task {task}; the server has:"), err=True)
+    say(f"this app does not know the task {task}; the server has:", err=True)
     if as_json:
         print_json({"task": task, "known": False, "locks": [each.to_dict() for each in found]})
         return True
@@ -288,7 +286,7 @@ def explain(
     standing = ", ".join(map(_slot_in_words, found["standing"])) or "nothing"
     fields = {**found, "arguments": arguments or "none", "standing": standing}
     labels = {"standing": "found in Redis"}
-    show_lines(named_values((labels.get(name, name), str(value)) for name, value in fields.items()))
+    show_lines(named_values((labels.get(name, name), value) for name, value in fields.items()))
 
 
 def _slot_in_words(slot: dict[str, Any]) -> str:

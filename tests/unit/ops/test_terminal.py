@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from operator import itemgetter
 
 import pytest
 from hypothesis import example, given
@@ -11,8 +12,6 @@ from wcwidth import wcswidth, wcwidth
 
 from celery_redislock.ops.terminal import (
     Column,
-    by_node,
-    by_path,
     by_wrapping,
     cut,
     cut_node,
@@ -113,7 +112,11 @@ def test_a_nodes_host_is_cut_last(width, short):
     assert cut_node("celery@web-1.prod.example.com", width) == short
 
 
-TABLE = [Column("TASK", by_path), Column("KEY", by_wrapping, 12), Column("STATE")]
+TABLE = [
+    Column("TASK", itemgetter(0), cut_path),
+    Column("KEY", itemgetter(1), by_wrapping, 12),
+    Column("STATE", itemgetter(2)),
+]
 
 
 @given(st.lists(st.tuples(TEXTS, TEXTS), max_size=5), st.integers(30, 120))
@@ -133,7 +136,10 @@ def test_columns_stay_aligned_and_take_only_what_they_need():
 
 
 def test_what_a_cut_leaves_is_for_the_other_columns():
-    columns = [Column("NODE", by_node), Column("KEY", by_wrapping, 12)]
+    columns = [
+        Column("NODE", itemgetter(0), cut_node),
+        Column("KEY", itemgetter(1), by_wrapping, 12),
+    ]
     node, key = "web-1@shop.eu-central-1.example.com", "k" * 29
     assert grid(columns, [(node, key)], 41) == [
         "NODE        KEY",
