@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import contextlib
 import itertools
+import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Final
+
+import click
+from prompt_toolkit import Application
+from prompt_toolkit.input import create_input
+from prompt_toolkit.key_binding import KeyBindings
+from prompt_toolkit.layout import FormattedTextControl, Layout, Window
+from prompt_toolkit.utils import is_dumb_terminal
 
 from ..app.settings import app_locks
 from ..errors import LockUnavailable
@@ -17,7 +27,6 @@ from ..inspection.locks import Found, lock, snapshot
 from ..inspection.rooms import waiting
 from ..inspection.why import is_denied, why
 from ..protocol.holders import Holder
-from .screen import Line, Picture, screen
 from .table import (
     ORDERS,
     described,
@@ -29,7 +38,7 @@ from .table import (
     summary,
     waiting_table,
 )
-from .terminal import cut, plain, terminal_width, wrap
+from .terminal import cut, is_plain, plain, terminal_width, wrap
 
 #: What the keys do: in the table, as a filter is typed or set, and in a lock that is open. Beside
 #: the numbers of the lines, and a filter of `FILTER` columns, each fits a terminal of 80 columns.
@@ -38,8 +47,20 @@ TYPING_HELP: Final = "Enter keep  Esc clear"
 FILTER_HELP: Final = "/ change  q quit"
 OPEN_HELP: Final = "arrows scroll  Esc back"
 FILTER: Final = 20
+#: How far a key scrolls, in lines and in pages.
+MOVES: Final[dict[str, tuple[int, int]]] = {
+    **dict.fromkeys(("up", "k"), (-1, 0)),
+    **dict.fromkeys(("down", "j"), (1, 0)),
+    **dict.fromkeys(("pageup", "b"), (0, -1)),
+    **dict.fromkeys(("pagedown", " "), (0, 1)),
+    **dict.fromkeys(("home", "g"), (-(10**9), 0)),
+    **dict.fromkeys(("end", "G"), (10**9, 0)),
+}
 #: The ends of the types of our events that mean neither a conflict nor a lost lock.
 NO_CONFLICT: Final = ("acquired", "recovered", "revoked")
+
+#: A line that is drawn: its style, as prompt_toolkit has it, and its text.
+Line = tuple[str, str]
 
 
 class Rates:
@@ -102,6 +123,8 @@ class Watch:
         #: The key of the lock that is chosen, and the name of the one that is open; "" for none.
         self._chosen, self._open = "", ""
         self._opened: list[str] = []
+        #: The first line of the body that is seen, how many are, and whether the chosen one must be.
+        self._offset, self._page, self._follows = 0, 1, False
         self.trouble: LockUnavailable | None = None
         self._keys: dict[str, Callable[[], None]] = {
             "/": self._begin_typing,
@@ -121,36 +144,48 @@ class Watch:
         self._counted = self._rates.take()
         try:
             self._found = self._choose(snapshot(self._app))
-            self._opened = self._read_open()
+            self._opened = self._read_open(self._open) if self._open else []
             self._seen_at, self.trouble = time.monotonic(), None
         except LockUnavailable as exc:
             if is_denied(exc):
                 raise
             self.trouble = exc
 
-    def _read_open(self) -> list[str]:
+    def _read_open(self, name: str) -> list[str]:
         """All about the lock that is open."""
-        if not self._open:
-            return []
-        slots = lock(self._app, self._open)
-        (room,) = waiting(self._app, [self._open])
+        slots = lock(self._app, name)
+        (room,) = waiting(self._app, [name])
         lines = [line for each in slots for line in (*described(each), "")]
         lines = lines or ["Nobody holds it, and nobody waits for it.", ""]
         return [*lines, f"waiting: {room.total}", *waiting_table(room.waiting)]
 
     # -- drawing ------------------------------------------------------------------------------
 
-    def picture(self) -> Picture:
-        """The lines that stay, those that scroll, and what the keys do."""
+    def picture(self, rows: int | None = None) -> list[Line]:
+        """The lines: those that stay, those that scroll, and what the keys do. Of those that scroll
+        only as many as fit so many rows; all, and no keys, if this is None.
+        """
+        head, body = [("", line) for line in self._head()], self._body()
+        if not self._open:
+            table, *body = body
+            head.append(table)
+        if rows is None:
+            return [*head, *body]
+        self._page = page = max(rows - len(head) - 1, 1)
+        chosen = [number for number, (style, _) in enumerate(body) if style == "reverse"]
+        if self._follows and chosen:
+            self._offset = min(max(self._offset, chosen[-1] - page + 1), chosen[0])
+        self._offset = max(min(self._offset, len(body) - page), 0)
+        shown = body[self._offset : self._offset + page]
+        last = self._offset + len(shown)
+        where = f"{self._offset + 1}-{last} of {len(body)} lines  " if shown else ""
+        empty = [("", "")] * (page - len(shown))
+        return [*head, *shown, *empty, ("", f"{where}{self._foot()}")]
+
+    def _head(self) -> list[str]:
         where = f"{time.strftime('%H:%M:%S')}  {self._locks.describe_server()}"
-        width = terminal_width()
         texts = [where, *self._troubles(), f"{self._open}:" if self._open else self._counts()]
-        first = [line for text in texts for line in wrap(plain(text), width)]
-        if self._open:
-            lines = [Line(plain(each)) for each in self._opened]
-            return Picture(first, lines, OPEN_HELP, self._open)
-        head, body = self._table()
-        return Picture([*first, *head], body, self._foot())
+        return [line for text in texts for line in wrap(plain(text), terminal_width())]
 
     def _counts(self) -> str:
         found, rates = self._found, self._counted
@@ -161,25 +196,25 @@ class Watch:
             f"{self._rates.heard}"
         )
 
-    def _table(self) -> tuple[list[str], list[Line]]:
+    def _body(self) -> list[Line]:
+        """The lock that is open; or else the table, with its head."""
+        if self._open:
+            return [("", plain(each)) for each in self._opened]
         wanted = self._wanted()
         shown = wanted[: self._limit]
         if not shown:
-            return [""], []
+            return [("", "")]
         head, rows = locks_lines(shown)
-        body = [
-            Line(line, self._style(each))
-            for each, lines in zip(shown, rows, strict=True)
-            for line in lines
-        ]
-        if len(shown) < len(wanted):
-            body.append(Line(f"... and {len(wanted) - len(shown)} more"))
-        return head, body
+        body = [("", line) for line in head]
+        for each, lines in zip(shown, rows, strict=True):
+            body += [(self._style(each), line) for line in lines]
+        more = len(wanted) - len(shown)
+        return [*body, ("", f"... and {more} more")] if more else body
 
     def _style(self, each: Found) -> str:
         if each.key == self._chosen:
-            return "chosen"
-        return "trouble" if is_trouble(each) else ""
+            return "reverse"
+        return "ansired" if is_trouble(each) and not is_plain() else ""
 
     def _wanted(self) -> list[Found]:
         """The locks that the filter matches: those with trouble first, and each part in order."""
@@ -190,8 +225,8 @@ class Watch:
         )
 
     def _foot(self) -> str:
-        if not self._filter and not self._typing:
-            return HELP
+        if self._open or not (self._filter or self._typing):
+            return OPEN_HELP if self._open else HELP
         shown, cursor = cut(plain(self._filter), FILTER, 0.0), "_" * self._typing
         return f"filter: {shown}{cursor}  {TYPING_HELP if self._typing else FILTER_HELP}"
 
@@ -205,18 +240,20 @@ class Watch:
 
     # -- keys ---------------------------------------------------------------------------------
 
-    def press(self, key: str) -> bool | None:
-        """Obey a key. False to quit; None if it is not known here."""
+    def press(self, key: str) -> bool:
+        """Obey a key. False to quit."""
+        self._follows = True
         if self._typing:
             self._type(key)
         elif self._open and key in ("escape", "q", "c-h"):
-            self._open, self._opened = "", []
+            self._open, self._opened, self._offset = "", [], 0
         elif key in ("q", "Q"):
             return False
-        elif self._open or key not in self._keys:
-            return None
-        else:
+        elif not self._open and key in self._keys:
             self._keys[key]()
+        else:
+            lines, pages = MOVES.get(key, (0, 0))
+            self._offset, self._follows = self._offset + lines + pages * self._page, False
         return True
 
     def _begin_typing(self) -> None:
@@ -248,8 +285,7 @@ class Watch:
         """Open the lock that is chosen, or else the first."""
         wanted = self._wanted()
         for each in [*(each for each in wanted if each.key == self._chosen), *wanted][:1]:
-            self._open = each.name
-            self.look()
+            self._open, self._opened, self._offset = each.name, ["..."], 0
 
 
 def text_of(each: Found) -> str:
@@ -281,16 +317,74 @@ def watch(
         LockUnavailable: the server does not allow it, or did not answer the last look.
     """
     rates = Rates(app)
-    with (
-        contextlib.closing(rates.listener),
-        contextlib.suppress(KeyboardInterrupt),
-        screen() as drawn,
-    ):
+    with contextlib.closing(rates.listener), contextlib.suppress(KeyboardInterrupt):
         watched = Watch(app, rates, choose, sort, limit)
-        for number in itertools.count(1):
-            watched.look()
-            drawn.show(watched)
-            if number == times or not drawn.wait(every, watched):
-                break
+        if sys.stdout.isatty() and not is_dumb_terminal():
+            asyncio.run(_draw(watched, every, times))
+        else:
+            _print(watched, every, times)
     if times is not None and watched.trouble is not None:
         raise watched.trouble
+
+
+def _print(watched: Watch, every: float, times: int | None) -> None:
+    """Without a terminal, such as in a pipe."""
+    for number in itertools.count(1):
+        watched.look()
+        click.echo("\n".join(text for _, text in watched.picture()))
+        if number == times:
+            break
+        time.sleep(every)
+
+
+async def _draw(watched: Watch, every: float, times: int | None) -> None:
+    """On a terminal, which is restored whatever happens. Keys are obeyed during a look, too."""
+    keys, pressed = KeyBindings(), asyncio.Event()
+
+    @keys.add("<any>", eager=True)
+    def _press(event: Any) -> None:
+        key = event.key_sequence[0].key
+        key = str(getattr(key, "value", key))
+        if key in ("c-c", "<sigint>") or not watched.press(key):
+            leave()
+        elif key == "c-m":
+            pressed.set()  # look into what is open by now
+
+    def picture() -> list[Line]:
+        lines = watched.picture(drawn.output.get_size().rows)
+        return [part for line in lines for part in (("", "\n"), line)][1:]
+
+    drawn: Application[None] = Application(
+        Layout(Window(FormattedTextControl(picture, show_cursor=False), always_hide_cursor=True)),
+        key_bindings=keys,
+        full_screen=True,
+        input=create_input(always_prefer_tty=True),
+    )
+    drawn.ttimeoutlen = 0.05  # seconds after which an escape is a key of its own
+
+    async def look() -> None:
+        try:
+            for number in itertools.count(1):
+                pressed.clear()
+                await asyncio.to_thread(watched.look)
+                drawn.invalidate()
+                if number == times:
+                    leave()
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(pressed.wait(), every)
+        except Exception as exc:
+            leave(exc)
+
+    def leave(exc: BaseException | None = None) -> None:
+        if drawn.is_running and not drawn.is_done:
+            drawn.exit(exception=exc)
+
+    def end(*_: Any) -> None:
+        loop.call_soon_threadsafe(leave, SystemExit(128 + signal.SIGTERM))
+
+    loop = asyncio.get_running_loop()
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        await drawn.run_async(pre_run=lambda: drawn.create_background_task(look()) and None)
+    finally:
+        signal.signal(signal.SIGTERM, before)
