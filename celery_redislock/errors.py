@@ -12,8 +12,10 @@ from typing import Any
 from celery.exceptions import ImproperlyConfigured, TaskRevokedError
 
 from .protocol.holders import Holder, one_line
+from .protocol.suspensions import Suspension
 
 _HolderLike = Holder | Mapping[str, Any] | None
+_SuspensionLike = Suspension | Mapping[str, Any] | None
 
 
 class LockError(Exception):
@@ -22,26 +24,37 @@ class LockError(Exception):
     Attributes:
         key: the lock's whole key in Redis, or None if the error concerns no lock.
         holder: who held the lock when the error arose, or None if unknown.
+        suspension: what an operator has suspended, if that is the reason; else None.
     """
 
     __module__ = "celery_redislock"
     _reason = "lock error"
     _held_by = "held by"
+    _suspended = "the lock is suspended"
 
-    def __init__(self, key: str | None = None, holder: _HolderLike = None) -> None:
+    def __init__(
+        self,
+        key: str | None = None,
+        holder: _HolderLike = None,
+        suspension: _SuspensionLike = None,
+    ) -> None:
         if isinstance(holder, Mapping):
             holder = Holder.from_dict(holder)
-        self.key = key
-        self.holder = holder
-        super().__init__(key, None if holder is None else holder.to_dict())
+        if isinstance(suspension, Mapping):
+            suspension = Suspension.from_dict(suspension)
+        self.key, self.holder, self.suspension = key, holder, suspension
+        more = () if suspension is None else (suspension.to_dict(),)
+        super().__init__(key, None if holder is None else holder.to_dict(), *more)
 
     def __str__(self) -> str:
+        if self.key and self.suspension is not None:
+            return f"{self._suspended}: {one_line(self.key)} ({self.suspension})"
         text = f"{self._reason}: {one_line(self.key)}" if self.key else self._reason
         return f"{text} ({self._held_by} {self.holder})" if self.holder else text
 
 
 class LockConflict(LockError):
-    """Another run holds the lock."""
+    """Another run holds the lock; or an operator has suspended it, or the task."""
 
     __module__ = "celery_redislock"
     _reason = "the lock is held"
@@ -88,18 +101,17 @@ class LockUnavailable(_Reasoned):
 
 
 class TaskSkipped(LockError, TaskRevokedError):
-    """The task ended without running: it was a duplicate, or an operator dropped it from its
-    waiting room. Its state is REVOKED.
+    """The task ended without running: it was a duplicate, or an operator has suspended it, or
+    dropped it from its waiting room. Its state is REVOKED.
     """
 
     __module__ = "celery_redislock"
     _reason = "skipped as a duplicate, because another run holds the lock"
+    _suspended = "skipped, because the lock is suspended"
 
     def __str__(self) -> str:
-        if self.holder is None and self.key:
+        if self.holder is None and self.suspension is None and self.key:
             return f"skipped without running: {one_line(self.key)}"
-        if self.key and self.holder is not None and self.holder.on_hold:
-            return f"skipped, because the lock is on hold: {one_line(self.key)} ({self.holder})"
         return super().__str__()
 
 

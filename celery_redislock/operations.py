@@ -1,4 +1,4 @@
-"""`celery redislock` from Python: list locks, break them, drop waiting tasks, hold locks.
+"""`celery redislock` from Python: list locks, break them, drop waiting tasks, suspend and resume.
 
     from celery_redislock.operations import break_locks, list_locks
 
@@ -11,38 +11,44 @@ The app must know its tasks: call this where the tasks are imported.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import dataclasses
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 from .app.settings import AppLocks, app_locks
 from .errors import ConfigError, LockUnavailable
-from .inspection.holds import holds as holds_of
 from .inspection.locks import Found, chosen, snapshot
 from .inspection.states import AWAITED, KEPT, RUNNING
-from .protocol import holds, rooms
-from .protocol.calls import break_lock, free_of_hold, holder_of
+from .inspection.suspensions import suspensions as suspensions_of
+from .protocol import calls, rooms
+from .protocol.calls import break_lock, holder_of
 from .protocol.checks import MAX_SECONDS, plain, seconds_from
-from .protocol.exchange import Call, Query
-from .protocol.holders import Holder, user_here
-from .protocol.holds import Hold
-from .protocol.keys import MAX_LIMIT, LockKeys, holds_key, in_all_buckets, lock_keys, name_of
+from .protocol.exchange import Query
+from .protocol.holders import Holder, one_line, user_here
+from .protocol.keys import MAX_LIMIT, LockKeys, in_all_buckets, lock_keys, name_of
 from .protocol.names import NoLock
+from .protocol.suspensions import Suspension
+from .servers.looking import in_batches
 from .servers.server import LOOKING_TTL
-from .tasks.locked import LockedTask
+from .tasks.locked import Calls, LockedTask
 from .tasks.room import end_replaced
+from .tasks.target import TargetError, keys_of_call, locked_task, nearly
 
 __all__ = [
     "Found",
-    "Hold",
+    "Suspension",
     "break_locks",
     "drop_waiting",
-    "hold_locks",
     "holders",
-    "list_holds",
     "list_locks",
-    "unhold_locks",
+    "list_suspensions",
+    "resume",
+    "suspend",
 ]
+
+#: How many buckets one script suspends a task in: below a millisecond of the server's time.
+AT_ONCE: Final = 128
 
 
 def list_locks(
@@ -168,122 +174,195 @@ def drop_waiting(app: Any, locks: Iterable[Found] | None = None, *, task: str | 
     return sum(drop_each(app, own, [each for each in locks if each.waiting]))
 
 
-def hold_locks(
+def suspend(
     app: Any,
-    *,
     task: str | None = None,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
     lock: str | None = None,
     seconds: float | timedelta,
     why: str = "",
     by: str | None = None,
-) -> Hold:
-    """Keep new runs from locks for a while: their tasks do what they do as duplicates.
+    unknown: bool = False,
+) -> Suspension:
+    """Keep new runs of a task, or under one lock, from beginning for a while.
 
-        hold_locks(app, task="shop.*", seconds=3600, why="migration")
+        suspend(app, "shop.sync", seconds=3600, why="migration")
+        suspend(app, "shop.sync", [5], seconds=3600)   # one account only
 
-    A run that has a lock goes on, and so does what has begun: a retry that keeps its lock runs, and
-    one that does not waits for the end of the hold, as does a message that is redelivered. To hold
-    the same again sets a new end and reason. Workers of releases without holds learn of one only
-    where a newer worker has met it.
+    What runs goes on, and so does what has begun: a retry whose lock is kept runs, and any other
+    waits for the end, as does a message that is redelivered. Calls do what they do as duplicates,
+    by `on_conflict`: with `Queue()` they wait for the end, and with `Skip()` they end without a
+    run. To suspend the same again sets a new end and reason. Workers of releases without this do
+    not learn of it.
 
     Args:
         app: the Celery app.
-        task: hold the locks of this task, or of tasks that match this glob; "*" for all.
-        lock: hold the lock with this key or name, or those whose names match this glob.
+        task: the task's name.
+        args: with `kwargs`: the arguments of a call of that task, whose lock is suspended. Without
+            any, all of the task's runs are.
+        kwargs: see `args`.
+        lock: instead of a task: a lock's key, its name, or the label under which `list_locks` has
+            it.
         seconds: for how long.
         why: the reason, for people.
-        by: who holds them, for people; None for this process's user and host.
+        by: who suspends it, for people; None for this process's user and host.
+        unknown: accept a task that the app does not know, or a lock that nobody holds or waits for.
 
     Raises:
-        ValueError: neither or both of task and lock are given; or seconds is no time, or a glob has
-            too many stars.
+        ValueError: neither or both of task and lock are given; or seconds is no time; or there is
+            no such task or lock, or several are called so.
         LockUnavailable: the server did not answer, or does not allow it. Some of the locks may be
-            held: call this again, or `unhold_locks`.
+            suspended: call this again, or `resume`.
         ConfigError: the settings are wrong, or name no server.
     """
-    own, name = _locks(app), _held_name(app, "hold_locks", task, lock)
+    own = _locks(app)
     try:
         length = seconds_from(0.001)(seconds)
     except ValueError:
         raise ValueError(
-            f"hold_locks: seconds={seconds!r}; accepted: a number of seconds up to"
+            f"suspend: seconds={seconds!r}; accepted: a number of seconds up to"
             f" {MAX_SECONDS:g}, or a timedelta"
         ) from None
+    what = _meant(app, "suspend", task, args, kwargs, lock, unknown=unknown)
     user = user_here() if by is None else by
-    make = lambda key: holds.hold(key, LOOKING_TTL, task, name, length, user, why)  # noqa: E731
-    stored = own.server.run(make(holds_key(own.prefix)))
+    stored = _in_buckets(own, dataclasses.replace(what, by=user, why=why), length)
     assert stored is not None
-    _in_buckets(own, stored, make)
     return stored
 
 
-def unhold_locks(app: Any, *, task: str | None = None, lock: str | None = None) -> Hold | None:
-    """End a hold before its time. What waits for its locks goes on.
+def resume(
+    app: Any,
+    task: str | None = None,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    lock: str | None = None,
+) -> Suspension | None:
+    """End a suspension before its time. What waits because of it goes on within seconds.
 
     Args:
         app: the Celery app.
-        task: the task or the glob that was held.
-        lock: the lock's key or name, or the glob, that was held.
+        task: the task that is suspended.
+        args: with `kwargs`: the arguments of the call whose lock is.
+        kwargs: see `args`.
+        lock: the key, name or label of the lock that is.
 
     Returns:
-        The hold; None if there was none.
+        The suspension; None if there is none, perhaps since the server has lost it.
 
     Raises:
-        ValueError: neither or both of task and lock are given.
+        ValueError: neither or both of task and lock are given; or several are called so.
         LockUnavailable: the server did not answer, or does not allow it. Call this again.
         ConfigError: the settings are wrong, or name no server.
     """
-    own, name = _locks(app), _held_name(app, "unhold_locks", task, lock)
-    target = holds.target_of(task, name)
-    found = next((each for each in list_holds(app) if each.target == target), None)
-    make = lambda key: holds.end(key, LOOKING_TTL, task, name)  # noqa: E731
-    if found is None:
-        return None
-    _in_buckets(own, found, make)
-    opening = holds.opening_of(task, name)
-    for each in {each.name for each in snapshot(app) if each.state == "on hold"}:
-        keys = lock_keys(own.prefix, each, MAX_LIMIT)
-        own.server.run(free_of_hold(keys, LOOKING_TTL, opening))
-    own.server.run(make(holds_key(own.prefix)))
-    return found
+    own = _locks(app)
+    what = _meant(app, "resume", task, args, kwargs, lock, unknown=True)
+    ended = _in_buckets(own, what, 0.0)
+    if ended is None and lock is not None:
+        named = {each.lock for each in suspensions_of(app) if each.lock and each.label == lock}
+        name = _only("resume", named, lock)
+        return None if name is None else _in_buckets(own, Suspension(lock=name), 0.0)
+    return ended
 
 
-def list_holds(app: Any) -> list[Hold]:
-    """All holds that have not ended; the first that ends comes first.
+def list_suspensions(app: Any) -> list[Suspension]:
+    """All suspensions that have not ended; what ends first comes first.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
         ConfigError: the settings are wrong, or name no server.
     """
     _locks(app)
-    return holds_of(app)
+    return suspensions_of(app)
 
 
-def _held_name(app: Any, what: str, task: str | None, lock: str | None) -> str | None:
-    """The lock's name.
+def _meant(
+    app: Any,
+    what: str,
+    task: str | None,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    lock: str | None,
+    unknown: bool,
+) -> Suspension:
+    """The task or the lock that is meant, without times.
 
     Raises:
-        ValueError: not one of both is given.
+        ValueError: see `suspend`.
     """
+    prefix = app_locks(app).prefix
     if (task is None) is (lock is None):
-        raise ValueError(f"{what}: which locks? Give either task or lock; task='*' is all")
-    return lock and (name_of(app_locks(app).prefix, lock) or lock)
+        raise ValueError(f"{what}: what? Give either task or lock")
+    try:
+        if task is not None and (args or kwargs):
+            found = locked_task(app, task)
+            keys = keys_of_call(app, task, args, kwargs or {})
+            label = Calls(found).label_of_call(args, kwargs or {})
+            called = [task, *map(str, args), *(f"{k}={v}" for k, v in (kwargs or {}).items())]
+            return Suspension(lock=keys.name, label=label or " ".join(called))
+        if task is not None:
+            if not unknown:
+                locked_task(app, task)
+            return Suspension(task=task)
+    except TargetError as exc:
+        raise ValueError(f"{what}: {exc}") from exc
+    assert lock is not None
+    name = name_of(prefix, lock)
+    if unknown:
+        return Suspension(lock=lock_keys(prefix, name or lock).name)
+    rows = snapshot(app)
+    labels = {each.name: each.holder.label if each.holder else None for each in rows}
+    known = {each: label for each, label in labels.items() if each == (name or lock)}
+    if not known:
+        known = {each: label for each, label in labels.items() if label == lock}
+    if (only := _only(what, known, lock)) is None:
+        shown = {text for pair in labels.items() for text in pair if text} | {*app.tasks}
+        near = nearly(lock, shown)
+        raise ValueError(
+            f"{what}: no task, and no lock that anybody holds or waits for, is called"
+            f" {one_line(lock)}{near} (--unknown, or unknown=True, accepts what is to come)"
+        )
+    return Suspension(lock=only, label=known[only])
 
 
-def _in_buckets(own: AppLocks, hold: Hold, make: Callable[[str], Call[Any]]) -> None:
-    """Make a call in each bucket that may have locks of this hold.
+def _only(what: str, names: Collection[str], text: str) -> str | None:
+    """The only one of these locks, if there is one.
+
+    Raises:
+        ValueError: there are several.
+    """
+    if len(names) > 1:
+        some = ", ".join(map(one_line, sorted(names)[:3]))
+        raise ValueError(f"{what}: {one_line(text)} is not clear, it is the label of: {some}")
+    return next(iter(names), None)
+
+
+def _in_buckets(own: AppLocks, what: Suspension, seconds: float) -> Suspension | None:
+    """Suspend this, or with 0 s end that, in each bucket that may have such locks.
 
     Raises:
         LockUnavailable: a bucket's server did not answer, or does not allow it.
     """
-    keys = in_all_buckets(own.prefix, "holds")
-    if hold.is_of_one_lock:
-        assert hold.lock is not None
-        keys = [lock_keys(own.prefix, hold.lock).holds]
-    answers = own.server.run_all([make(key) for key in keys], ttl=LOOKING_TTL)
+    if what.lock is not None:
+        of = lock_keys(own.prefix, what.lock)
+        return own.server.run(calls.suspend([of.suspended], [of.rooms], what, seconds))
+    lists = own.server.joint(in_all_buckets(own.prefix, "suspended"))
+    rooms = own.server.joint(in_all_buckets(own.prefix, "rooms"))
+    made = [
+        calls.suspend(some, own_rooms, what, seconds)
+        for group, their_rooms in zip(lists, rooms, strict=True)
+        for some, own_rooms in zip(
+            in_batches(group, AT_ONCE), in_batches(their_rooms, AT_ONCE), strict=True
+        )
+    ]
+    answers = own.server.run_all(made, ttl=LOOKING_TTL)
     for answer in answers:
         if isinstance(answer, LockUnavailable):
             raise answer
+    found = [each for each in answers if isinstance(each, Suspension)]
+    return max(found, key=lambda each: each.ends_at, default=None)
 
 
 def _locks(app: Any) -> AppLocks:

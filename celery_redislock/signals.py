@@ -21,6 +21,7 @@ from typing import NamedTuple
 from celery.utils.dispatch import Signal
 
 from .protocol.holders import Holder
+from .protocol.suspensions import Suspension
 
 
 class AcquiredDetails(NamedTuple):
@@ -79,8 +80,9 @@ class ConflictDetails(NamedTuple):
             that came through a fanout exchange, while another queue's copy runs), or "not sent" (in
             the sender, by `on_queued_conflict`).
         countdown: seconds until the next try of a deferred task, else None.
-        because: why the lock was taken: "run", by another run; "pause", after one; or "hold", by an
-            operator.
+        because: why the task could not have the lock: "run", another run has it; "pause", it is
+            taken for a while after one; or "suspension", an operator has suspended it.
+        suspension: what the operator has suspended, if that is the reason; else None.
     """
 
     key: str
@@ -92,6 +94,7 @@ class ConflictDetails(NamedTuple):
     countdown: float | None = None
     label: str | None = None
     because: str = "run"
+    suspension: Suspension | None = None
 
 
 class OmittedDetails(NamedTuple):

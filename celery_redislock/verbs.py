@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol, TypeAlias
 from .errors import ConfigError
 from .protocol.checks import plain
 from .protocol.holders import Holder
+from .protocol.suspensions import Suspension
 
 
 class NoResult:
@@ -94,10 +95,13 @@ class Conflict:
 
     Attributes:
         key: the lock's whole key in Redis.
-        holder: the run that holds the lock; None while the lock is handed to a waiting task.
+        holder: the run that holds the lock; None while the lock is handed to a waiting task, or if
+            the task is suspended.
         remaining: seconds until the lock expires if the holder dies now.
         deferrals: how often this task was deferred before, by any policy.
         waited: seconds since this task first met the held lock.
+        suspension: what an operator has suspended, if only that keeps the task from the lock; else
+            None. `remaining` are the seconds until it ends.
     """
 
     key: str
@@ -105,6 +109,7 @@ class Conflict:
     remaining: float
     deferrals: int = 0
     waited: float = 0.0
+    suspension: Suspension | None = None
 
     def skip(self, result: Any = NO_RESULT) -> Decision:
         """End the task without running it: with this result, or as REVOKED without one."""

@@ -198,14 +198,18 @@ class Delivery:
         worker: `WORKER` of the worker that got it; "" if the task had met another one before.
         arrived: Unix time at which the task first met a worker, by the lock server's clock; None
             while that is not known.
-        redelivered: the broker, or an earlier deferral's header, said that the message had been
-            delivered before; or the lock server said that another copy runs, or has run.
+        began: the task may have begun: the broker said that the message, or the one that was
+            deferred to it, had been delivered before; or the lock server said that another copy
+            runs, or has run.
+        copied: another copy of the message may exist, or have existed.
         deferrals: how often the task was deferred before.
         outages: how many of the last deferrals in a row were because the lock server was not
             available.
         since: Unix time at which the task first met a held lock or was first deferred, or None.
         gave_up: the task's time in the waiting room is over.
         parked: the message comes from a waiting room.
+        suspended: what operators had suspended, as text, if the task was put off or parked for that
+            last; else None.
         sent: the identity of the message, which all copies of it share; "" if it has none.
         content_type: the message's content type, or None.
         events: the worker that runs the task sends events.
@@ -218,12 +222,14 @@ class Delivery:
     received: float | None = None
     worker: str = ""
     arrived: float | None = None
-    redelivered: bool = False
+    began: bool = False
+    copied: bool = False
     deferrals: int = 0
     outages: int = 0
     since: float | None = None
     gave_up: bool = False
     parked: bool = False
+    suspended: str | None = None
     sent: str = ""
     content_type: str | None = None
     events: bool = False
@@ -239,11 +245,13 @@ class Delivery:
         stamped = properties.get(KEY) or {}
         info = raw.get("delivery_info") or {}
         header = take_header(raw) if KEY in raw or raw.get("headers") else None
+        redelivered = bool(stamped.get("redelivered") or info.get("redelivered"))
         delivery = cls(
             token=stamped.get("token") or new_token(),
             received=stamped.get("received"),
             worker=stamped.get("worker", ""),
-            redelivered=bool(stamped.get("redelivered") or info.get("redelivered")),
+            began=redelivered,
+            copied=redelivered,
             # Most of kombu's transports give each message a tag when it is sent.
             sent=str(stamped.get("sent", properties.get("delivery_tag")) or ""),
             content_type=stamped.get("content_type"),
@@ -257,7 +265,10 @@ class Delivery:
         return delivery
 
     def _read(self, header: Mapping[str, Any]) -> None:
-        self.redelivered = self.redelivered or bool(header.get("redelivered"))
+        is_copy = bool(header.get("redelivered"))
+        self.copied = self.copied or is_copy
+        # Earlier releases do not say whether a copy has begun. One from a room has not.
+        self.began = self.began or bool(header.get("began", is_copy and not header.get("parked")))
         self.deferrals = int(header.get("deferrals", 0))
         self.outages = int(header.get("outages", 0))
         self.since = header.get("since")
@@ -266,24 +277,30 @@ class Delivery:
             self.worker = ""
         self.gave_up = bool(header.get("gave_up"))
         self.parked = bool(header.get("parked"))
+        suspended = header.get("suspended")
+        self.suspended = suspended if isinstance(suspended, str) else None
         # This replaces the broker's tag, which only this copy has.
         self.sent = header.get("sent") or ""
         by = header.get("replaced_by")
         if isinstance(by, Mapping):
             self.replaced_by = Holder.from_dict(by)
 
-    def next_header(self, kept: Kept | None, *, copied: bool, outage: bool) -> dict[str, Any]:
+    def next_header(
+        self, kept: Kept | None, *, copied: bool, outage: bool, suspended: str | None = None
+    ) -> dict[str, Any]:
         """The header of the message to which this delivery is deferred.
 
         Args:
             kept: this message's reservation or place. It moves to the next one.
             copied: another copy of this message may exist.
             outage: the delivery is deferred because the lock server is not available.
+            suspended: what operators have suspended, as text, if it is deferred for that.
         """
         return self._header(
             deferrals=self.deferrals + 1,
             outages=self.outages + 1 if outage else 0,
-            redelivered=self.redelivered or copied,
+            redelivered=self.copied or copied,
+            suspended=suspended,
             **({} if kept is None else kept.header),
         )
 
@@ -292,7 +309,11 @@ class Delivery:
         return self._header(redelivered=True, replaced_by=by.to_dict())
 
     def parked_header(
-        self, broker: str, label: str | None = None, has_result: bool = False
+        self,
+        broker: str,
+        label: str | None = None,
+        has_result: bool = False,
+        suspended: str | None = None,
     ) -> dict[str, Any]:
         """The header for the message of a task that waits in a room. The message may be published
         twice, so its header calls it a copy. The publisher adds its place.
@@ -302,6 +323,7 @@ class Delivery:
             label: the lock's label, for people who look into the room; or None.
             has_result: whether the task ends with a result if it is replaced. The worker that ends
                 it knows which: not all headers can carry it.
+            suspended: what operators have suspended, as text, if it waits for that.
         """
         more: dict[str, Any] = {} if label is None else {"label": label}
         if has_result:
@@ -312,6 +334,7 @@ class Delivery:
             parked=True,
             broker=broker,
             parked_at=time.time(),
+            suspended=suspended,
             **more,
         )
 
@@ -319,6 +342,7 @@ class Delivery:
         """The header of the task's next message."""
         header = {
             "v": VERSION,
+            "began": self.began,
             "since": time.time() if self.since is None else self.since,
             "arrived": self.arrived,
             "sent": self.sent,
@@ -336,7 +360,7 @@ class Delivery:
         """Whether this delivery, or an earlier one of its task, met a held lock: monitors may then
         show an event of ours as the task's state.
         """
-        return bool(self.deferrals or self.parked or self.redelivered)
+        return bool(self.deferrals or self.parked or self.copied)
 
     @property
     def waited(self) -> float:

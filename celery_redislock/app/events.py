@@ -77,6 +77,8 @@ class Events:
             # Flower shows this as the reason why a task ended.
             by = values["redislock_holder"] or "an unknown holder"
             why = f"{values['redislock_key']} is held by" if kind == "skipped" else "in favour of"
+            if values["redislock_suspension"] is not None:
+                by, why = values["redislock_suspension"], f"{values['redislock_key']} is suspended:"
             event["exception"] = f"{outcome}: {why} {by}"
         kind = f"task-lock-{kind}"
         if self._consumer is not None:

@@ -10,7 +10,6 @@ import logging
 from typing import Any, Final, NamedTuple
 
 from .. import signals
-from ..protocol.holders import Holder
 from ..protocol.log import fields, get_logger
 from ..protocol.turns import Turn
 from .events import events
@@ -155,12 +154,16 @@ def report(
             gets `facts` instead.
         emits: whether the event is sent, if the outcome has one.
         facts: fields of the line and of the event, as `log.fields` takes them. For a conflict:
-            the holder, and the countdown if the task is deferred.
+            the holder, the countdown if the task is deferred, the suspension if there is one.
     """
     if details is not None and outcome.signal is signals.lock_conflict:
-        facts = {"countdown": None, **facts}
-        holder = facts["holder"]
-        details = {**facts, "outcome": outcome.label, "because": _why_taken(holder)}
+        facts = {"countdown": None, "suspension": None, **facts}
+        holder, because = facts["holder"], "run"
+        if facts["suspension"] is not None:
+            because = "suspension"
+        elif holder is not None and holder.cooling_down:
+            because = "pause"
+        details = {**facts, "outcome": outcome.label, "because": because}
     level = outcome.level if level is None else level
     if text and logger.isEnabledFor(level):
         extra = fields(outcome.label, whose.key, **whose.run, **facts, **(logged or {}))
@@ -192,9 +195,3 @@ def report_expired_in_outage(whose: Whose, why: object, reason: str, *, emits: b
         level=level_in_outage(), logged={"reason": reason}, emits=emits,
     )  # fmt: skip
 
-
-def _why_taken(holder: Holder | None) -> str:
-    """For `signals.ConflictDetails.because`."""
-    if holder is None:
-        return "run"
-    return "hold" if holder.on_hold else "pause" if holder.cooling_down else "run"

@@ -14,7 +14,7 @@ from django.template.response import TemplateResponse
 from .. import operations
 from ..app.internals import check_arguments
 from ..errors import LockUnavailable
-from ..inspection.locks import Found, read_slots
+from ..inspection.locks import Found, read_locks
 from ..protocol.log import get_logger
 from ..tasks.locked import LockedTask
 from .project import NoLock, is_celery_command, locked_task
@@ -99,14 +99,10 @@ class LockAdminMixin:
         return self._confirmation(request, slots)
 
     def _slots(self, task: LockedTask, rows: Any) -> list[tuple[Any, list[Found]]]:
-        """Each row with the slots of its lock that somebody holds."""
-        keys = [(obj, task.keys_of_call(self.lock_args(obj), {})) for obj in rows]
-        asked = [(key, each.name) for _, each in keys for key in (each.lock, *each.slots)]
-        there = {each.key: each for each in read_slots(task.app_locks.server, asked)}
-        return [
-            (obj, [there[key] for key in (each.lock, *each.slots) if key in there])
-            for obj, each in keys
-        ]
+        """Each row with the slots of its lock that somebody holds, or that it is suspended."""
+        keys = [task.keys_of_call(self.lock_args(obj), {}) for obj in rows]
+        found = read_locks(task.app_locks.server, keys, task.name)
+        return [*zip(rows, found, strict=True)]
 
     def _confirmation(self, request: Any, slots: list[tuple[Any, list[Found]]]) -> TemplateResponse:
         model_admin: Any = self

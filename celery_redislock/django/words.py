@@ -19,8 +19,10 @@ def said(found: Found) -> str:
     if holder is None:
         return "a task that waits for it, and is about to have it"
     since = "" if holder.acquired_at is None else f"since {_local(holder.acquired_at)}"
-    if holder.on_hold:
-        parts = [f"on hold by {holder.node}", since, holder.description]
+    suspension = found.suspension
+    if suspension is not None and found.state == "suspended":
+        until = f"until {_local(suspension.ends_at)}"
+        parts = [f"suspended by {suspension.by}", until, suspension.why]
     else:
         who = holder.label or holder.task_id or "RedisLock"
         where = "" if holder.node is None else f"on {holder.node}"

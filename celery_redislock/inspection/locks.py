@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Final, TypeAlias
 
@@ -14,12 +14,14 @@ from ..app.settings import app_locks
 from ..protocol import holders, past
 from ..protocol.canonical import task_in
 from ..protocol.holders import Holder
-from ..protocol.keys import MAX_LIMIT, is_slot, key_parts, lock_keys, lock_pattern
+from ..protocol.keys import MAX_LIMIT, LockKeys, is_slot, key_parts, lock_keys, lock_pattern
 from ..protocol.lost import marks_in
+from ..protocol.suspensions import Suspension, in_force, longest_of
 from ..servers.looking import in_batches, read, scan, unix_time
 from ..servers.server import Server
 from .rooms import Room, rooms_of
-from .states import NO_LOCK, RUNNING, KeptFor, State, kept_for, state_of_holder
+from .states import AWAITED, NO_LOCK, RUNNING, KeptFor, State, kept_for, state_of_holder
+from .suspensions import suspensions
 
 #: A key, and the name of its lock.
 Named: TypeAlias = "tuple[bytes | str, str]"
@@ -58,6 +60,7 @@ class Found:
         turned_away: how many duplicates ended without a run because of this holder.
         waiting: how many tasks wait for the lock, in its room and in pool slots.
         untaken: how many of them no worker has taken, for a minute or more since they were offered.
+        suspension: what keeps new runs from it, if an operator has suspended it or its task.
     """
 
     key: str
@@ -79,14 +82,15 @@ class Found:
     turned_away: int = 0
     waiting: int = 0
     untaken: int = 0
+    suspension: Suspension | None = None
 
     @property
     def task(self) -> str:
         """The holder's task."""
         if self.holder is None or self.state in ("foreign", "broken"):
             return ""
-        if self.state == "on hold":
-            return task_in(self.name) or ""
+        if self.state == "suspended":
+            return self.holder.task or task_in(self.name) or ""
         return self.holder.task or "RedisLock"
 
     @property
@@ -141,6 +145,7 @@ class Found:
             "lost_because": self.lost_because,
             "queue": self.queue,
             "queue_depth": self.queue_depth,
+            "suspension": self.suspension and self.suspension.to_dict(),
         }
 
 
@@ -158,17 +163,19 @@ def snapshot(app: Any, server: Server | None = None) -> list[Found]:
         LockUnavailable: the server did not answer, or does not allow it.
     """
     locks = app_locks(app)
-    walk = Walk(server or locks.server, locks.prefix)
+    server = server or locks.server
+    walk = Walk(server, locks.prefix)
     held = [*walk.slots()]
     rooms = {room.name: room for room in walk.rooms(app, of_taken=0)}
     held += walk.taken_since(rooms)
     awaited = [room for room in rooms.values() if not walk.is_taken(room.name)]
-    return [
+    rows = [
         *(_with_room(each, rooms.get(each.name)) for each in held),
         *walk.broken(rooms),
         *(_awaited(locks.prefix, room) for room in awaited),
         *walk.lost(),
     ]
+    return _with_suspensions(locks.prefix, rows, suspensions(app, server))
 
 
 class Walk:
@@ -270,7 +277,9 @@ def lock(app: Any, name: str) -> list[Found]:
     if not rows:  # who has broken it is shown here, even if tasks wait for it
         rows = [_awaited(locks.prefix, room)] if room.waits else []
         rows += _broken(server, [(keys.broken, keys.name)])
-    return [*rows, *lost_of(server, [(keys.lost, keys.name)])]
+    rows += lost_of(server, [(keys.lost, keys.name)])
+    found = [each for each in suspensions(app) if each.lock in (None, keys.name)]
+    return _with_suspensions(locks.prefix, rows, found)
 
 
 # -- rows -------------------------------------------------------------------------------------
@@ -283,6 +292,31 @@ def read_slots(server: Server, slots: Iterable[Named]) -> Iterator[Found]:
         LockUnavailable: the server did not answer, or does not allow it.
     """
     return (_slot(now, each, value) for now, each, value in _stored(server, slots))
+
+
+def read_locks(server: Server, locks: Sequence[LockKeys], task: str) -> list[list[Found]]:
+    """For each of these locks of a task: who has its slots; or, if nobody has one, whether it is
+    suspended.
+
+    Raises:
+        LockUnavailable: the server did not answer, or does not allow it.
+    """
+    lists = dict.fromkeys(of.suspended for of in locks)
+    asked = [(key, of.name) for of in locks for key in (of.lock, *of.slots)]
+    there: dict[str, Found] = {}
+    texts: list[bytes | None] = []
+    at = 0.0
+    for now, row, value in _stored(server, [*asked, *((key, "") for key in lists)]):
+        if row.key in lists:
+            texts, at = [*texts, value], now
+        else:
+            there[row.key] = _slot(now, row, value)
+    suspended, found = in_force(texts, at), []
+    for of in locks:
+        slots = [there[key] for key in (of.lock, *of.slots) if key in there]
+        suspension = longest_of(suspended, task, of.name)
+        found.append(slots or ([] if suspension is None else [suspended_row(of, suspension)]))
+    return found
 
 
 def _stored(server: Server, keys: Iterable[Named]) -> Iterator[tuple[float, Found, bytes | None]]:
@@ -321,7 +355,7 @@ def _slot(now: float, row: Found, value: bytes | None) -> Found:
         queue=queue if isinstance(queue, str) else None,
         turned_away=past.turned_away_by(value),
         holder=holder,
-        token=record["token"] if state != "on hold" else None,  # to be ended, not broken
+        token=record["token"],
         held_for=_held_for(holder, now),
     )
 
@@ -352,6 +386,35 @@ def _awaited(prefix: str, room: Room) -> Found:
         due_in=quiet_in,
         due_at=None if quiet_in is None else round(room.now + quiet_in, 1),
     )
+
+
+def _with_suspensions(
+    prefix: str, rows: Sequence[Found], found: Sequence[Suspension]
+) -> list[Found]:
+    """The rows with what is suspended, and rows of suspended locks that have none."""
+    if not found:
+        return [*rows]
+    names = {each.name for each in rows}
+    idle = (each for each in found if each.lock is not None and each.lock not in names)
+    return [
+        *(_with_suspension(each, found) for each in rows),
+        *(suspended_row(lock_keys(prefix, each.lock or ""), each) for each in idle),
+    ]
+
+
+def suspended_row(of: LockKeys, suspension: Suspension) -> Found:
+    """The row of a suspended lock that nobody holds or waits for."""
+    holder = Holder(task=suspension.task or task_in(of.name), label=suspension.label)
+    return Found(key=of.lock, name=of.name, state="suspended", holder=holder, suspension=suspension)
+
+
+def _with_suspension(row: Found, found: Sequence[Suspension]) -> Found:
+    task = (row.holder and row.holder.task) or task_in(row.name) or ""
+    suspension = longest_of(found, task, row.name)
+    if suspension is None:
+        return row
+    state = "suspended" if row.state in (*AWAITED, "broken") else row.state
+    return dataclasses.replace(row, state=state, suspension=suspension)
 
 
 def _broken(server: Server, notes: Iterable[Named]) -> Iterator[Found]:

@@ -15,7 +15,7 @@ State: TypeAlias = Literal[
     "without its lock",
     "kept",
     "queued",
-    "on hold",
+    "suspended",
     "waits for quiet",
     "not taken",
     "free",
@@ -29,7 +29,7 @@ STATES: Final[dict[State, str]] = {
     "without its lock": "no lock, but a body that runs on after it lost its lock",
     "kept": "no run holds it; it is kept for a retry, a pause, or a task that was woken",
     "queued": "it is kept for a message in the queue",
-    "on hold": "no run holds it; an operator keeps new ones from it for a while",
+    "suspended": "no run holds it; an operator keeps new ones from beginning for a while",
     "waits for quiet": "nobody holds it; the calls that wait do so until no newer call comes",
     "not taken": "nobody holds it, and no worker takes the tasks that wait for it",
     "free": "nobody holds it, and the first task that waits is about to get it",
@@ -44,10 +44,8 @@ KeptFor: TypeAlias = Literal["its retry", "a pause", "a waiter"]
 RUNNING: Final[tuple[State, ...]] = ("held", "silent")
 #: No run holds the lock, but it is kept for somebody.
 KEPT: Final[tuple[State, ...]] = ("kept", "queued")
-#: No run may have the lock.
-CLOSED: Final[tuple[State, ...]] = ("on hold", "foreign")
-#: Nobody holds the lock, and tasks wait for it.
-AWAITED: Final[tuple[State, ...]] = ("waits for quiet", "not taken", "free")
+#: Nobody holds the lock, and tasks wait for it; if it is suspended, perhaps none.
+AWAITED: Final[tuple[State, ...]] = ("suspended", "waits for quiet", "not taken", "free")
 #: There is no lock: it was broken, or its run goes on without it.
 NO_LOCK: Final[tuple[State, ...]] = ("broken", "without its lock")
 #: A body runs, with its lock or without.
@@ -76,8 +74,6 @@ def state_of_holder(
     """
     if holder is not None and holder.queued:
         return "queued"
-    if holder is not None and holder.on_hold:
-        return "on hold"
     if kept_for(holder) is not None:
         return "kept"
     # Nobody need extend a `RedisLock`.

@@ -11,7 +11,8 @@ from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from ..errors import LockConflict, LockLost
-from ..protocol.calls import holder_of
+from ..protocol.calls import holder_of, in_the_way
+from ..protocol.exchange import Query
 from ..protocol.holders import Holder
 from ..protocol.keys import LockKeys
 from ..servers.loops import for_this_loop
@@ -104,12 +105,12 @@ class AsyncRedisLock(NamedLock):
         """
         if self._lease is None:
             self._bind()
-        return await self._holder_of(self._keys)
+        return await self._ask(holder_of(self._keys, self.ttl))
 
-    async def _holder_of(self, keys: LockKeys) -> Holder | None:
+    async def _ask(self, query: Query[T]) -> T:
         with out_of_sight():
             server = await for_this_loop(self._server)
-            return await server.ask(holder_of(keys, self.ttl))
+            return await server.ask(query)
 
     async def locked(self) -> bool:
         """Whether anybody holds the lock.
@@ -236,7 +237,7 @@ class AsyncRedisLock(NamedLock):
         """Take this lock as `async with` does."""
         held = await self._take(*self._acquired.request(), self._timeout, keys)
         if held is None:
-            raise LockConflict(keys.lock, await self._holder_of(keys))
+            raise LockConflict(keys.lock, *await self._ask(in_the_way(keys, self.ttl)))
         return held
 
     async def _take(

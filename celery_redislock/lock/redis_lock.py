@@ -13,7 +13,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 import redis
 
 from ..errors import LockConflict, LockLost
-from ..protocol.calls import holder_of
+from ..protocol.calls import holder_of, in_the_way
 from ..protocol.claims import Acquired
 from ..protocol.holders import Holder
 from ..protocol.keys import LockKeys
@@ -272,7 +272,7 @@ class RedisLock(NamedLock):
         """Take this lock as `with` does."""
         owner = self._take(keys, self._timeout)
         if owner is None:
-            raise LockConflict(keys.lock, self._server.ask(holder_of(keys, self.ttl)))
+            raise LockConflict(keys.lock, *self._server.ask(in_the_way(keys, self.ttl)))
         return owner
 
     @property

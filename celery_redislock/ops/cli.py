@@ -9,7 +9,7 @@ from __future__ import annotations
 import click
 
 from ..worker import remote_control  # noqa: F401  for `celery inspect` and `celery control`
-from .commands import actions, checks, export, history, holds, looks, web
+from .commands import actions, checks, export, history, looks, suspensions, web
 
 
 @click.group(help="List, explain and break the locks of celery-redislock.")
@@ -23,8 +23,8 @@ redislock.add_command(looks.explain)
 redislock.add_command(history.history)
 redislock.add_command(actions.break_)
 redislock.add_command(actions.drop_waiting)
-redislock.add_command(holds.hold)
-redislock.add_command(holds.unhold)
+redislock.add_command(suspensions.suspend)
+redislock.add_command(suspensions.resume)
 redislock.add_command(checks.watch)
 redislock.add_command(web.web)
 redislock.add_command(checks.doctor)

@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..app.options import LockOptions
-from ..inspection.holds import hold_on, holds
 from ..inspection.locks import Found, lock
 from ..inspection.states import AWAITED, NO_LOCK, RUNNING
-from ..protocol.holds import Hold
+from ..inspection.suspensions import suspensions
 from ..protocol.names import NO_HEADERS
+from ..protocol.suspensions import Suspension, longest_of
 from ..tasks.protect import pattern_of
 from ..tasks.target import keys_of_call, locked_task
 from ..tasks.task import SingletonTask
-from .table import in_units, moment
+from .table import in_units, suspended
 
 
 def explain(
@@ -49,7 +49,7 @@ def explain(
         "lock_scope": options.lock_scope,
         "policy": repr(options.on_conflict),
         "standing": [each.to_dict() for each in slots],
-        "now": _now(task, slots, limit, hold_on(holds(app), name, keys.name)),
+        "now": _now(task, slots, limit, longest_of(suspensions(app), name, keys.name)),
     }
 
 
@@ -75,7 +75,9 @@ def _source(task: SingletonTask) -> str:
     return f"the task's own, in {module.__name__ if module else type(task).__module__}"
 
 
-def _now(task: SingletonTask, slots: Sequence[Found], limit: int, hold: Hold | None) -> str:
+def _now(
+    task: SingletonTask, slots: Sequence[Found], limit: int, suspension: Suspension | None
+) -> str:
     """What would happen to the call."""
     locks = task.app_locks
     if not locks.enabled:
@@ -85,8 +87,8 @@ def _now(task: SingletonTask, slots: Sequence[Found], limit: int, hold: Hold | N
     waiting = max((each.waiting for each in slots), default=0)
     what = options.on_conflict.describe(waiting)
     runs = [each for each in taken if each.state in RUNNING]
-    if hold is not None and len(runs) < limit:
-        return f"{hold.holder}, until {moment(hold.ends_at)}: {what}"
+    if suspension is not None and len(runs) < limit:
+        return f"{suspended(suspension)}: {what}"
     if options.lock_scope != "running" and taken:
         sent = {
             "existing": "apply_async would send nothing, and return the existing task's result",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ..inspection.figures import Figures
     from ..inspection.locks import Found
     from ..inspection.rooms import Waiting
+    from ..protocol.suspensions import Suspension
 
 #: The orders of a list: the value to sort by, and whether the largest comes first.
 ORDERS: Final[dict[str, tuple[Callable[[Found], Any], bool]]] = {
@@ -266,3 +267,13 @@ def summary(found: Sequence[Found], with_broken: bool = True) -> str:
     text += f", {count_of(lost, 'run')} without a lock" if lost else ""
     hint = "" if with_broken else " (--all shows them)"
     return text + (f", {broken} broken lately{hint}" if broken else "")
+
+
+def suspended(suspension: Suspension) -> str:
+    """The suspension for people, such as "suspended until 2026-11-27 09:30:00: task shop.sync, by
+    ...".
+    """
+    label = "" if suspension.label is None else f" ({suspension.label})"
+    why = f": {suspension.why}" if suspension.why else ""
+    until = moment(suspension.ends_at)
+    return f"suspended until {until}: {suspension.target}{label}, by {suspension.by}{why}"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
-from . import holders, lost, notes
+from . import entries, holders, lost, notes
 from .claims import (
     NOT_OURS,
     Acquired,
@@ -29,6 +29,7 @@ from .claims import (
 from .exchange import UNKNOWN_TTL, Call, Query, is_true, nothing, nothing_of, offered_in, seconds_in
 from .holders import Holder
 from .keys import LockKeys, head_of, runs_of
+from .suspensions import Suspension, in_force, longest_of, suspension_in, told
 
 #: Seconds for which a freed lock is kept for a waiter.
 RESERVE: Final = 0.1
@@ -40,6 +41,8 @@ WAITER_TTL: Final = MAX_BLOCK + 2.0
 
 T = TypeVar("T")
 
+#: The relation of a task that is suspended to a lock that it could have else: see `acquire.lua`.
+SUSPENDED: Final = "suspended"
 #: Where `acquire` has the fence counter among its keys, and in its arguments how it asks; and where
 #: `extend` has the counter above which a missing lock is not taken again, and one above all.
 _COUNTER_KEY, _HOW = 1, 6
@@ -101,7 +104,7 @@ def acquire(
     keys = (
         *(of.lock, of.fence, of.waiters, claim.done_key, of.room, of.entries),
         *(of.rooms, of.deadlines, of.sent, of.ended),
-        *(claim.runs_key, of.history, of.turned, of.holds, *of.slots),
+        *(claim.runs_key, of.history, of.turned, of.suspended, *of.slots),
     )
     read, undo = partial(_acquire_answer, claim), partial(settle, claim)
     return Call("acquire", keys, args, read, claim.ttl, True, not claim.task_id, undo=undo)
@@ -118,8 +121,11 @@ def _acquire_answer(claim: Claim, reply: Any, sent_at: float) -> Acquired | Busy
         return Done(notes.decode(value), age)
     left, relation, at = reply[2], reply[3].decode(), reply[4] / 1000
     remaining = left / 1000 if left >= 0 else math.inf
+    if relation == SUSPENDED:
+        suspension = suspension_in(value)
+        return Busy(None, remaining, relation, at, sent_at, None, True, suspension=suspension)
     holder = holders.parse(value, remaining) if value or relation == "foreign" else None
-    for_message = holder is not None and (holder.queued or holder.held_for_retry or holder.on_hold)
+    for_message = holder is not None and (holder.queued or holder.held_for_retry)
     offered = offered_in(reply[5:]) if len(reply) > 5 else None
     return Busy(holder, remaining, relation, at, sent_at, offered, for_message)
 
@@ -129,16 +135,20 @@ def reserve(claim: Claim, seconds: float) -> Call[Reserved | Busy]:
     of = claim.keys
     keys = (
         *(of.lock, of.room, of.entries, of.rooms, of.deadlines),
-        *(of.sent, of.waiters, of.ended, of.holds, *of.slots),
+        *(of.sent, of.waiters, of.ended, of.suspended, *of.slots),
     )
     args = (claim.value, to_ms(seconds), of.lock_id)
-    undo = partial(settle, claim)
-    return Call("reserve", keys, args, _reserve_answer, claim.ttl, takes=True, undo=undo)
+    read, undo = partial(_reserve_answer, claim.task), partial(settle, claim)
+    return Call("reserve", keys, args, read, claim.ttl, takes=True, undo=undo)
 
 
-def _reserve_answer(reply: Any, sent_at: float) -> Reserved | Busy:
+def _reserve_answer(task: str, reply: Any, sent_at: float) -> Reserved | Busy:
     if reply[0] == b"reserved":
         return Reserved()
+    if reply[0] == b"waits":
+        task_id = entries.task_id_of(reply[1].decode(errors="replace"))
+        waiter = Holder(task=task, task_id=task_id, queued=True)
+        return Busy(waiter, 0.0, "other", offered=offered_in(reply[3:]))
     remaining = reply[2] / 1000 if reply[2] >= 0 else math.inf
     holder = holders.parse(reply[1], remaining) if reply[1] else None
     kept = _reservation(reply[1]) if holder is not None and holder.queued else None
@@ -228,8 +238,8 @@ def settle(claim: Claim, release: Release = Release()) -> Call[Settled]:  # noqa
     """
     of = claim.keys
     keys = (
-        *(of.lock, of.waiters, of.wake, claim.done_key, of.fence, of.room),
-        *(of.rooms, of.entries, of.deadlines, of.sent, of.ended, claim.runs_key, *of.slots),
+        *(of.lock, of.waiters, of.wake, claim.done_key, of.fence, of.room, of.rooms),
+        *(of.entries, of.deadlines, of.sent, of.ended, claim.runs_key, of.suspended, *of.slots),
     )
     note, always, min_hold, stray, leaves, publishes, run_end, pause, heir = release
     args: tuple[Any, ...] = (
@@ -277,21 +287,11 @@ def break_lock(
         by: who breaks the lock, for the holder to read; None for this process's user and host.
         task: the task that is thought to hold the lock. Its history records the break.
     """
-    return _break(of, ttl, "" if token is None else holders.opening_of(token), by, task)
-
-
-def free_of_hold(of: LockKeys, ttl: float, opening: str) -> Call[Holder | None]:
-    """Free the lock, if it is on hold with a value that begins so. See `holds.opening_of`."""
-    return _break(of, ttl, opening)
-
-
-def _break(
-    of: LockKeys, ttl: float, opening: str, by: str | None = None, task: str | None = None
-) -> Call[Holder | None]:
     keys = (
         *(of.lock, of.broken, of.waiters, of.wake, of.room, of.rooms),
         *(runs_of(of.history, task or ""), *of.slots),
     )
+    opening = "" if token is None else holders.opening_of(token)
     breaker = holders.breaker_text(holders.user_here() if by is None else by)
     return Call("break", keys, (of.lock_id, opening, breaker), _broken_answer, ttl)
 
@@ -343,16 +343,18 @@ def forget(keys: Sequence[str], most: float) -> list[Call[None]]:
     return [Call("forget", tuple(each), args, nothing_of, UNKNOWN_TTL) for each in buckets.values()]
 
 
-def turn_away(claim: Claim, fence: int | None) -> Call[None]:
+def turn_away(claim: Claim, fence: int | None, suspended: bool = False) -> Call[None]:
     """Count a duplicate that ended without a run, and was not counted when it asked.
 
     Args:
         claim: the duplicate's claim.
         fence: the fence of the run that had the lock; None if not known.
+        suspended: it ended because an operator had suspended it.
     """
     of = claim.keys
-    keys = (of.lock, claim.runs_key, of.turned, *of.slots)
-    return Call("turn_away", keys, (fence or "",), nothing_of, claim.ttl)
+    keys = (of.lock, claim.runs_key, of.turned, of.suspended, *of.slots)
+    args = (fence or "", of.lock_id, int(suspended))
+    return Call("turn_away", keys, args, nothing_of, claim.ttl)
 
 
 def mark_lost(of: LockKeys, fence: int, value: str, why: str, now: float) -> Query[None]:
@@ -377,6 +379,46 @@ def unmark_lost(of: LockKeys, fence: int) -> Query[None]:
     return Query([("HDEL", of.lost, fence)], nothing, of.lock)
 
 
+# -- what operators suspend -------------------------------------------------------------------
+
+
+def suspend(
+    lists: Sequence[str], rooms: Sequence[str], what: Suspension, seconds: float
+) -> Call[Suspension | None]:
+    """Suspend a task or a lock in these buckets, all of whose keys one script may name.
+
+    Args:
+        lists: the keys of what is suspended there.
+        rooms: the keys of their rooms.
+        what: the suspension.
+        seconds: for how long; 0 ends it: then the answer is the one that was ended, or None.
+    """
+    args = (what.target, to_ms(seconds) if seconds else 0, told(what))
+    return Call("suspend", (*lists, *rooms), args, _suspension, UNKNOWN_TTL)
+
+
+def _suspension(reply: Any, sent_at: float) -> Suspension | None:
+    return suspension_in(reply)
+
+
+def kept_off(of: LockKeys, ttl: float, task: str) -> Query[Suspension | None]:
+    """What keeps this task from the lock for longest.
+
+    Args:
+        of: the lock's keys.
+        ttl: seconds; they determine how long the server may take to answer.
+        task: the task's name.
+    """
+    commands = [("TIME",), ("GET", of.suspended)]
+    return Query(commands, partial(_kept_off, task, of.name), of.lock, ttl)
+
+
+def _kept_off(task: str, name: str, replies: list[Any]) -> Suspension | None:
+    (seconds, micros), text = replies
+    found = in_force([text], int(seconds) + int(micros) / 1e6)
+    return longest_of(found, task, name)
+
+
 # -- who holds a lock -------------------------------------------------------------------------
 
 
@@ -384,6 +426,21 @@ def holder_of(of: LockKeys, ttl: float) -> Query[Holder | None]:
     """Who holds the lock."""
     commands = [(what, slot) for slot in (of.lock, *of.slots) for what in ("GET", "PTTL")]
     return Query(commands, _first_holder, of.lock, ttl)
+
+
+def in_the_way(of: LockKeys, ttl: float) -> Query[tuple[Holder | None, Suspension | None]]:
+    """Who holds the lock, or, if nobody does, what keeps a `RedisLock` from it."""
+    holder, suspension = holder_of(of, ttl), kept_off(of, ttl, "")
+    commands = [*suspension.commands, *holder.commands]
+    return Query(commands, partial(_in_the_way, holder, suspension), of.lock, ttl)
+
+
+def _in_the_way(
+    holder: Query[Holder | None], suspension: Query[Suspension | None], replies: list[Any]
+) -> tuple[Holder | None, Suspension | None]:
+    count = len(suspension.commands)
+    found = holder.read(replies[count:])
+    return found, suspension.read(replies[:count]) if found is None else None
 
 
 def _first_holder(replies: list[Any]) -> Holder | None:

@@ -11,6 +11,7 @@ from .entries import ENTRY_ID
 from .holders import OPENING, Holder
 from .keys import NOTE_KEY, RUNS_KEY, LockKeys
 from .notes import DONE_TTL, Note
+from .suspensions import Suspension
 
 #: The outcome of an extension: extended, taken again after it vanished, or no longer ours.
 EXTENDED: Final = 1
@@ -154,9 +155,10 @@ class Busy(NamedTuple):
         at: Unix time of the reply, by the lock server's clock.
         sent_at: when the request was sent, on `clock`.
         offered: the entry of the waiting room to publish now, or None.
-        for_message: the lock is kept for a message in the queue, or for a retry, or is on hold,
-            which may take long.
+        for_message: the lock is kept for a message in the queue, or for a retry, or the task is
+            suspended, which may take long.
         reservation: the message that the lock is kept for, if a sender asked; or None.
+        suspension: what keeps the task from the lock, which it could have else; or None.
     """
 
     holder: Holder | None
@@ -167,6 +169,7 @@ class Busy(NamedTuple):
     offered: Offered | None = None
     for_message: bool = False
     reservation: Reservation | None = None
+    suspension: Suspension | None = None
 
 
 class Done(NamedTuple):
@@ -218,12 +221,14 @@ class Parked(NamedTuple):
         offered: the entry to publish now, or None.
         due_in: seconds until the next look at the waiting room.
         holder: who has the lock, or one of its slots; None if nobody has it.
+        suspension: what keeps the task from the lock; or None.
     """
 
     replaced: dict[str, str]
     offered: Offered | None = None
     due_in: float | None = None
     holder: Holder | None = None
+    suspension: Suspension | None = None
 
 
 class Free(NamedTuple):

@@ -76,8 +76,7 @@ class Holder:
         replaced_by: the id of the task that waits for this run to end (`Replace`); or None.
         label: the lock's name for people, by `lock_label`, or of a `RedisLock`; or None.
         description: what the run's body says of itself, such as "page 3 of 40"; None if it says
-            nothing, or has ended. Of a hold, its reason.
-        on_hold: no run has the lock: an operator, `node`, keeps new ones from it.
+            nothing, or has ended.
     """
 
     task: str | None = None
@@ -94,7 +93,6 @@ class Holder:
     replaced_by: str | None = None
     label: str | None = None
     description: str | None = None
-    on_hold: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain data, for `from_dict`."""
@@ -120,7 +118,7 @@ class Holder:
         return one_line(self._text())
 
     def _text(self) -> str:
-        if self.task_id is None and self.pid is None and not self.on_hold:
+        if self.task_id is None and self.pid is None:
             return self.task or "a foreign value"
         who = f"{self.task or 'RedisLock'}[{self.task_id}]" if self.task_id else "RedisLock"
         where = f" on {self.node} pid {self.pid}" if self.pid is not None else ""
@@ -128,7 +126,7 @@ class Holder:
             who += f" ({self.label})"
             # Outside of tasks a label tells more than the pid, and replaces it.
             where = where if self.task_id else f" on {self.node}"
-        text = f"an operator, {self.node}," if self.on_hold else who + where
+        text = who + where
         if self.acquired_at is not None:
             since = datetime.fromtimestamp(self.acquired_at, timezone.utc)
             text += f" since {since.isoformat(timespec='milliseconds')}"
@@ -158,7 +156,6 @@ _TYPES: Final[dict[str, Any]] = {
     "replaced_by": (str, NoneType),
     "label": (str, NoneType),
     "description": (str, NoneType),
-    "on_hold": bool,
 }
 _values: Final = attrgetter(*_TYPES)
 #: The version of the records that we write. A record without one is of version 1.
@@ -203,7 +200,6 @@ def parse(
     successor = None if by is None else _successor(by)
     replaced_by = successor and successor.task_id
     known = {**record, "ttl": ttl, **flags, "replaced_by": replaced_by}
-    known["on_hold"] = "hold" in record
     if any(flags.values()):
         known["description"] = None  # it is of a run that has ended
     return Holder.from_dict(known)

@@ -27,8 +27,8 @@ class LockKeys(NamedTuple):
 
     The locks of a bucket share five keys: `fence`, so that a counter that outlives its lock costs
     nothing per lock; `rooms`, the ids of locks with a waiting room; `history`, the tasks whose last
-    runs are kept; `turned`, how many of their duplicates were turned away; and `holds`, by which
-    operators keep new runs from locks. A lock that several may hold has one key in `slots` for each
+    runs are kept; `turned`, how many of their duplicates were turned away; and `suspended`, what
+    operators have suspended. A lock that several may hold has one key in `slots` for each
     further holder.
     """
 
@@ -48,7 +48,7 @@ class LockKeys(NamedTuple):
     sent: str
     history: str
     turned: str
-    holds: str
+    suspended: str
     slots: tuple[str, ...] = ()
 
     @property
@@ -101,7 +101,7 @@ def _lock_keys(prefix: str, name: str, limit: int) -> LockKeys:
         f"{head}:sent:{name}",
         f"{head}:history",
         f"{head}:turned",
-        f"{head}:holds",
+        f"{head}:suspended",
         () if limit == 1 else tuple(f"{head}:lock{n}:{name}" for n in range(2, limit + 1)),
     )
 
@@ -135,11 +135,6 @@ def lock_pattern(prefix: str) -> str:
     their lock.
     """
     return f"{_literal(prefix)}:{{*}}:[blrsw]*"
-
-
-def holds_key(prefix: str) -> str:
-    """The key that has all holds. Each bucket has a copy of those on its locks."""
-    return f"{prefix}:holds"
 
 
 def sweep_key(prefix: str, broker: str, workers: str) -> str:
@@ -184,7 +179,7 @@ def key_parts(prefix: str, key: bytes) -> tuple[str, str] | None:
 
 
 def in_all_buckets(prefix: str, kind: str) -> list[str]:
-    """The keys of this kind, one for each bucket: "rooms", "history", "turned" or "holds"."""
+    """The keys of this kind, one for each bucket: "rooms", "history", "turned" or "suspended"."""
     return [f"{prefix}:{{{bucket}}}:{kind}" for bucket in range(BUCKETS)]
 
 

@@ -6,6 +6,7 @@ import logging
 from typing import Any, Final
 
 from .holders import Holder, one_line
+from .suspensions import Suspension
 
 #: The fields of every record of ours; None where there is nothing to say.
 FIELDS: Final = (
@@ -17,6 +18,7 @@ FIELDS: Final = (
     "redislock_label",
     "redislock_holder",
     "redislock_holder_task_id",
+    "redislock_suspension",
     "redislock_countdown",
     "redislock_fence",
     "redislock_held",
@@ -33,6 +35,7 @@ def fields(
     attempt: int | None = None,
     label: str | None = None,
     holder: Holder | None = None,
+    suspension: Suspension | None = None,
     **more: Any,
 ) -> dict[str, Any]:
     """The `extra` of an outcome's log line, and its event's fields, without control characters."""
@@ -45,6 +48,7 @@ def fields(
         "label": holder.label if label is None and holder is not None else label,
         "holder": None if holder is None else str(holder),
         "holder_task_id": None if holder is None else holder.task_id,
+        "suspension": None if suspension is None else str(suspension),
         **more,
     }
     return {

@@ -11,6 +11,7 @@ from .claims import Claim, Free, Full, Look, Older, Parked, Parking, to_ms
 from .clock import clock
 from .exchange import UNKNOWN_TTL, Call, Query, offered_in, seconds_in
 from .keys import LockKeys
+from .suspensions import suspension_in
 
 T = TypeVar("T")
 
@@ -43,7 +44,8 @@ def park(
     of = claim.keys
     keys = (
         *(of.lock, of.room, of.entries, of.rooms, of.ended, of.deadlines),
-        *(of.sent, of.waiters, claim.done_key, *of.slots, *of.done_by_each(replaces)),
+        *(of.sent, of.waiters, claim.done_key, of.suspended, of.wake, *of.slots),
+        *of.done_by_each(replaces),
     )
     args = (
         *(parking.member or claim.entry_id, parking.entry, claim.entry_id, most),
@@ -69,8 +71,10 @@ def _park_answer(reply: Any, sent_at: float) -> Parked | Free | Full | Older:
     replaced = dict(entries_in(reply[1]))
     if reply[0] != b"parked":
         return Free(replaced)
-    holder = holders.parse(reply[4] or None, None)
-    return Parked(replaced, offered_in(reply[2]), seconds_in(reply[3]), holder)
+    holder, suspension = holders.parse(reply[4] or None, None), None
+    if len(reply) > 5:
+        suspension = suspension_in(reply[5])
+    return Parked(replaced, offered_in(reply[2]), seconds_in(reply[3]), holder, suspension)
 
 
 def look(of: LockKeys, ttl: float, longest: float, passed_over: Sequence[str] = ()) -> Call[Look]:
@@ -87,7 +91,7 @@ def look(of: LockKeys, ttl: float, longest: float, passed_over: Sequence[str] = 
     """
     keys = (
         *(of.lock, of.room, of.entries, of.rooms, of.ended, of.deadlines),
-        *(of.sent, of.waiters, *of.slots),
+        *(of.sent, of.waiters, of.suspended, *of.slots),
     )
     args = (of.lock_id, to_ms(ENDED_AGAIN), to_ms(longest), *passed_over)
     return Call("look", keys, args, _look_answer, ttl)

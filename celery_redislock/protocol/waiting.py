@@ -15,6 +15,8 @@ Answer: TypeAlias = Acquired | Busy | Done
 
 #: Seconds between looks at a key that is not a lock of ours: its owner wakes nobody.
 FOREIGN: Final = 0.5
+#: The most seconds between looks at a lock that is suspended: nobody wakes those who wait for it.
+SUSPENDED_FOR: Final = 1.0
 #: Seconds between tries while a server is not reachable.
 RETRY_EVERY: Final = 0.1
 
@@ -91,6 +93,11 @@ def waiting(
             is_listed = False  # "last" took us off the list of waiters
             if not isinstance(answer, Busy) or answer.relation == "own" or answer.for_message:
                 return answer
+            continue
+        if answer.suspension is not None:
+            pause = min(answer.remaining + 0.001, SUSPENDED_FOR)
+            yield Sleep(pause if left is None else min(pause, left))
+            answer, is_listed = None, False
             continue
         pause = _pause(answer, claim.ttl)
         is_last = left is not None and pause >= left

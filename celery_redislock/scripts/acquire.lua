@@ -3,7 +3,7 @@
 -- KEYS  1 lock  2 fence counter of the bucket  3 waiters  4 done note of this attempt
 --       5 room: members in order  6 entries of the room  7 the bucket's rooms  8 deadlines  9 sent
 --       10 ended  11 the runs of the task  12 the tasks whose runs are kept  13 the duplicates that
---       were turned away, see history.lua and turned.lua  14 the bucket's holds, see holds.lua
+--       were turned away, see history.lua and turned.lua  14 what is suspended, see suspended.lua
 --       15.. the lock's further slots, if several may hold it at once
 -- ARGV  1 value, opening with {"token":"<token>"   2 ttl in ms   3 the lock's id
 --       4 this attempt: <task id, or "">:<how often the task replaced itself>.<attempt>
@@ -27,9 +27,10 @@
 --           "other" | "own" this very attempt | "earlier" this task's earlier attempt
 --           | "reserved" free, and kept for a waiter | "foreign" not a lock of ours
 --           | "newer" of a newer release: perhaps this very attempt
+--           | "suspended" free, or kept for this message: the value is the suspension, as JSON
 
 local lock, counter, waiters, done_note, room, entries, rooms, deadlines, sent, ended = unpack(KEYS)
-local runs, history, turned, holds = unpack(KEYS, 11)
+local runs, history, turned, suspended = unpack(KEYS, 11)
 local slots = {lock, unpack(KEYS, 15)}
 local value, ttl, lock_id, entry_id, note_if_busy, runs_kept = unpack(ARGV)
 local how, again, waiter_ttl, kept_opening, parent, member = unpack(ARGV, 7)
@@ -42,7 +43,7 @@ local time = redis.call('TIME')
 -- waits, or another has it. The rest would do the same, and takes longer, also to make its functions.
 if #slots == 1 and (not how or how == 'wait' and kept_opening .. parent .. member == '') then
   local slot, current = lock, redis.pcall('GET', lock)
-  if not current and redis.call('EXISTS', done_note, waiters, room, holds) == 0 then
+  if not current and redis.call('EXISTS', done_note, waiters, room, suspended) == 0 then
 -- include taking.lua
   elseif not how and is_of_another(current, entry_id, value) and redis.call('EXISTS', done_note) == 0 then
     local ms, note = string.match(note_if_busy, '^(%d+):(.*)$')
@@ -69,8 +70,8 @@ parent, member = parent or '', member or ''
 local opening = opening_of(token_of(value))
 local task_id, nesting, attempt = parts_of(entry_id)
 local publishes = task_id ~= ''
+-- include suspended.lua
 -- include room.lua
--- include holds.lua
 
 -- A newer call may have its place by now; or it was put into the room just now, or is a copy.
 if member == '' or state_of(member).id ~= entry_id then
@@ -99,7 +100,7 @@ end
 
 local current, kept = {}, nil
 for i, slot in ipairs(slots) do
-  current[i] = value_in(slot)
+  current[i] = redis.pcall('GET', slot)
   if is_under(current[i], opening) then
     redis.call('PEXPIRE', slot, ttl)
     return {'acquired', current[i], fence_of(current[i])}
@@ -136,8 +137,23 @@ if task_id ~= '' and not again and not kept then
     return {'done', done, redis.call('PTTL', done_note)}
   end
 end
+
+-- The reply if this task is suspended; nil if not. Nobody wakes it: it is not among the waiters.
+local function kept_off()
+  local suspension = suspension_of(task)
+  if suspension then
+    redis.call('ZREM', waiters, opening)
+    local left = suspension['until'] - ms_of(time)
+    return {'busy', as_text(suspension), left, 'suspended', ms_of(time)}
+  end
+end
+
+-- Take a lock that is kept for this message. What has begun goes on, whatever is suspended.
+local function take_kept(slot)
+  return mine == 0 and kept_off() or settled(slot)
+end
 if kept then
-  return settled(slots[kept])
+  return take_kept(slots[kept])
 end
 
 -- The reply if somebody else has the slot with this number, or comes before.
@@ -183,7 +199,7 @@ local function met(i, slot, holder)
   elseif mine < theirs then
     return not again and {'done', ENDED_NOTE, -1} or nil
   elseif holder.queued then
-    return settled(slot)  -- kept for this message, though it has no token for it
+    return take_kept(slot)  -- kept for this message, though it has no token for it
   end
   if not string.find(current[i], REDELIVERED, 1, true) then
     current[i] = with(current[i], REDELIVERED)
@@ -213,9 +229,9 @@ for i, slot in ipairs(slots) do
   end
 end
 
-local on_hold = (free or reserved) and put_on_hold(current)
-if on_hold then
-  return busy(on_hold, 'other')
+local suspension = (free or reserved) and kept_off()
+if suspension then
+  return suspension
 end
 if free then
   if may_go(member) then

@@ -51,6 +51,18 @@ local function save_state(member, state)
     string.format('%.0f|%s|%s|%s', state.due, first_call, state.receipt or '', state.id))
 end
 
+-- The name of the task that waits as this member; nil if its entry does not say. Our entries open
+-- with it.
+local function task_there(member)
+  local parked = string.match(redis.call('HGET', entries, member) or '', '^%d*|[%d.]*|(.*)$') or ''
+  local name = string.match(parked, '^{"task": ?"([^"\\]*)"')
+  if name then
+    return name
+  end
+  local is_json, fields = pcall(cjson.decode, parked)
+  return is_json and type(fields) == 'table' and fields.task or nil
+end
+
 -- The member as which the task with this id is in the room, or nil: its own, or its task's pending
 -- slot. A copy of its message does not say which.
 local function place_of(id, slot)

@@ -3,15 +3,15 @@
 --
 -- KEYS  1 lock  2 room  3 entries  4 the bucket's rooms  5 ended: id -> see `ended_text`
 --       6 deadlines: member -> ms at which it gives up  7 sent, see room.lua
---       8 waiters  9.. the lock's further slots
+--       8 waiters  9 what is suspended, see suspended.lua  10.. the lock's further slots
 -- ARGV  1 the lock's id  2 ms after which others check that a replaced entry got its result
 --       3 ms after its first publication at which an entry ends, though no worker took it
 --       4.. the members that this caller cannot publish
 -- Reply {ms until the next look, or -1, the entry to publish, see room.lua, or {}, {the members that
 --       waited too long}, {ids and values of some of `ended`}}
 
-local lock, room, entries, rooms, ended, deadlines, sent, waiters = unpack(KEYS)
-local slots = {lock, unpack(KEYS, 9)}
+local lock, room, entries, rooms, ended, deadlines, sent, waiters, suspended = unpack(KEYS)
+local slots = {lock, unpack(KEYS, 10)}
 local lock_id, look_again, longest = unpack(ARGV, 1, 3)
 local unknown = {unpack(ARGV, 4)}
 
@@ -21,6 +21,7 @@ local time = redis.call('TIME')
 local publishes = true
 -- include values.lua
 -- include entries.lua
+-- include suspended.lua
 -- include room.lua
 
 for _, member in ipairs(unknown) do

@@ -4,7 +4,8 @@
 --       4 the bucket's rooms: lock id -> ms at which to look at it
 --       5 ended: id -> see `ended_text`
 --       6 deadlines: member -> ms at which it gives up  7 sent, see room.lua  8 waiters
---       9 done note of this attempt  10.. the lock's further slots
+--       9 done note of this attempt  10 what is suspended, see suspended.lua  11 wake list
+--       12.. the lock's further slots
 --       then the done notes of those that it replaces, in the order of ARGV
 -- ARGV  1 member  2 entry  3 entry id  4 how many may wait, or ""
 --       5 ms after which the entry gives up, or ""  6 "1" in front of all others
@@ -20,7 +21,8 @@
 --       18 its task's pending slot
 --       19.. the ids in the room of those that it replaces
 -- Reply {"parked", {id and entry of each that it replaced}, {the entry to publish, see room.lua}, ms
---       until the next look at the room, the value of the lock, or of one of its slots, or ""}
+--       until the next look at the room, the value of the lock, or of one of its slots, or "", and
+--       the suspension that keeps the task from the lock, as JSON, if there is one}
 --       {"full"}  no more may wait
 --       {"older", task id}  the task that it would replace arrived later, or has replaced it; and waits
 --       {"older", "", value}  the task that it would replace arrived later, and has the lock
@@ -28,11 +30,12 @@
 --       {"ask", as in "parked", {}}  the task need not wait: acquire now
 
 local lock, room, entries, rooms, ended, deadlines, sent, waiters, done_note = unpack(KEYS)
+local suspended, wake = unpack(KEYS, 10)
 local member, entry, id, most, give_up_after, in_front, lock_id, task_id = unpack(ARGV, 1, 8)
 local done_ttl, look_again, replace_after, successor = unpack(ARGV, 9, 12)
 local arrived_at, age, receipt, quiet, longest, pending = unpack(ARGV, 13, 18)
 local known = {unpack(ARGV, 19)}
-local slots = {lock, unpack(KEYS, 10, #KEYS - #known)}
+local slots = {lock, unpack(KEYS, 12, #KEYS - #known)}
 local their_notes = {unpack(KEYS, #KEYS - #known + 1)}
 
 local AGAIN = 50  -- of so many replaced entries, one that asks again learns which it replaced
@@ -43,6 +46,7 @@ local time = redis.call('TIME')
 -- include runs.lua
 -- include records.lua
 -- include entries.lua
+-- include suspended.lua
 -- include room.lua
 -- The caller's machine measures the age. All times are this server's.
 local arrived = tonumber(arrived_at) or time[1] * 1000 + time[2] / 1000 - age
@@ -75,28 +79,41 @@ local function replaced_before()
   return found
 end
 
+local suspension = suspension_of(string.sub(pending, 2))
+if suspension then
+  replace_after = ''  -- what runs goes on
+end
+
 local held_by = ''
 for _, slot in ipairs(slots) do
   local current, holder = holder_in(slot)
-  held_by = type(current) == 'string' and current or held_by
   local is_own = holder and holder.task_id == task_id and not holder.cooling
-  if is_own or holder and holder.reserved and not waits_first then
+  if suspension and is_own and holder.queued and string.find(id, ':0.0', -4, true) then
+    redis.call('DEL', slot)  -- its place in the room takes that of its reservation
+  elseif is_own or holder and holder.reserved and not waits_first and not suspension then
     return {'ask', replaced_before(), {}}
+  else
+    held_by = type(current) == 'string' and current or held_by
   end
 end
 
 local before = redis.call('HGET', entries, member)
 local state = state_of(member)
 local is_there = before and state.id == id
-if not waits_first and (is_there or not before) and may_go(member) then
+if not (waits_first or suspension) and (is_there or not before) and may_go(member) then
   return {'ask', replaced_before(), {}}
 end
 
 local function parked(replaced)
+  local offered = offer()
+  -- A release may have woken this task, while it waited in a pool slot: let another one in.
+  if suspension and not offered and someone_waits() and may_go('') then
+    wake_one(BESIDE_WAITERS)
+  end
   return {
-    'parked', replaced, offer() or {},
+    'parked', replaced, offered or {},
     set_due(redis.call('EXISTS', ended) == 1 and now + look_again or nil),
-    held_by,
+    held_by, suspension and as_text(suspension),
   }
 end
 
@@ -232,7 +249,7 @@ redis.call('HSET', entries, member, entry_text(gives_up_at, arrived, entry))
 save_state(member, {due = due, first_call = first_call, receipt = receipt, id = id})
 -- One that only comes back, and is put in front, does not overtake those that are under way.
 local may_be_next = before or waits_first or replace_after ~= ''
-if may_be_next and due <= now and may_go(member) then
+if may_be_next and not suspension and due <= now and may_go(member) then
   set_due(before and now + look_again or nil)
   return {'ask', replaced, {}}  -- the task replaced the one that was next, or the holder
 end

@@ -1,13 +1,15 @@
--- Keep a lock for a task that is about to be published, or learn who has the lock. Idempotent.
+-- Keep a lock for a task that is about to be published, or learn who has the lock. Idempotent. Also
+-- under a suspension: the message that it is kept for waits in the queue, and then in the room.
 --
 -- KEYS  1 lock  2 room  3 entries  4 the bucket's rooms  5 deadlines  6 sent  7 waiters
---       8 ended  9 the bucket's holds  10.. the lock's further slots
+--       8 ended  9 what is suspended, see suspended.lua  10.. the lock's further slots
 -- ARGV  1 value, opening with {"token":"<token>"   2 ttl in ms   3 the lock's id
 -- Reply {"reserved"}
 --       {"busy", value, ms to live (-1: for ever), and the entry to publish, if any: see room.lua}
 --           The value is "" if the lock is free and kept for the room.
+--       {"waits", the entry id of a call of this task that waits in the room, 0, and as in "busy"}
 
-local lock, room, entries, rooms, deadlines, sent, waiters, ended, holds = unpack(KEYS)
+local lock, room, entries, rooms, deadlines, sent, waiters, ended, suspended = unpack(KEYS)
 local slots = {lock, unpack(KEYS, 10)}
 local value, ttl, lock_id = unpack(ARGV)
 
@@ -15,40 +17,43 @@ local value, ttl, lock_id = unpack(ARGV)
 -- include runs.lua
 -- include records.lua
 
-local opening = opening_of(token_of(value))
+local opening, task = opening_of(token_of(value)), task_of(value)
 local time = redis.call('TIME')
 local publishes = true
 -- include entries.lua
+-- include suspended.lua
 -- include room.lua
--- include holds.lua
 
 local function keep(slot, condition)
   redis.call('SET', slot, with(value, acquired_now(time)), condition, 'PX', ttl)
   return {'reserved'}
 end
 
-local free, held, current = nil, nil, {}
-for i, slot in ipairs(slots) do
-  current[i] = value_in(slot)
-  if not current[i] then
+local free, held
+for _, slot in ipairs(slots) do
+  local current = redis.pcall('GET', slot)
+  if not current then
     free = free or slot
-  elseif is_under(current[i], opening) then
+  elseif is_under(current, opening) then
     return keep(slot, 'XX')
   else
     held = held or slot
   end
 end
 
-local on_hold = free and put_on_hold(current)
-if on_hold then
-  free, held = nil, slots[on_hold]
+local waiting
+for _, member in ipairs(free and redis.call('LRANGE', room, 0, #slots + 15) or {}) do
+  waiting = waiting or task_there(member) == task and state_of(member).id
 end
-if free and (redis.call('EXISTS', room) == 0 or may_go('')) then
+if free and not waiting and (redis.call('EXISTS', room) == 0 or may_go('')) then
   return keep(free, 'NX')
 end
 local offered = free and offer()
 if offered then
   set_due()
+end
+if waiting then
+  return {'waits', waiting, 0, unpack(offered or {})}
 end
 local other = free and '' or redis.pcall('GET', held)
 local left = free and 1000 or redis.call('PTTL', held)  -- the room comes first; not for long

@@ -1,4 +1,5 @@
--- Part of other scripts: the waiting room, and which of its tasks is published next.
+-- Part of other scripts, after entries.lua and suspended.lua: the waiting room, and which of its tasks
+-- is published next.
 --
 -- A task stays in the room until it takes the lock, or ends. Whoever frees the lock publishes the
 -- first task that is not under way; if its message does not come, it is published again, with
@@ -10,6 +11,7 @@
 --   lock_id      the lock's id, in `rooms`
 --   publishes    whether the caller can publish a task
 --   time         TIME's reply
+--   suspended    see suspended.lua
 -- `sent` is a sorted set: the members that are under way -> ms of their first publication.
 
 local now = ms_of(time)
@@ -19,6 +21,7 @@ local BESIDE_WAITERS = 1000   -- the same while tasks wait in pool slots: its me
 local LONGEST_PAUSE = 600000  -- between two publications of one task
 local LONGEST_CHANCE = 40000  -- that one has before the next one has its chance too
 local GOES_LAST_AFTER = 60000 -- ms after which one that does not come loses its place in the order
+local LOOKED_AT = 100         -- members at most, to find some that are not suspended
 
 local FOR_OTHERS = 3000 -- ms for which it is kept for one whom the caller cannot publish: others look
 local DECLINED = 1      -- when such a one is due: others may publish it at once, also to wait again
@@ -55,17 +58,24 @@ local function first_of(member)
   return tonumber(redis.call('ZSCORE', sent, member) or nil)
 end
 
--- The first members of the room. One of them is next, unless all are under way.
+-- The first members of the room that are not suspended. One of them is next, unless all are under
+-- way. And the ms from which one that is suspended may go.
 local function front()
-  local members = {}
-  for _, member in ipairs(redis.call('LRANGE', room, 0, #slots + 15)) do
-    if redis.call('HEXISTS', entries, member) == 1 then
-      members[#members + 1] = member
-    else
-      take_out(member, true)
+  local members, resumed, most, first = {}, math.huge, #slots + 16, 0
+  repeat
+    local some = redis.call('LRANGE', room, first, first + most - 1)
+    for _, member in ipairs(some) do
+      if redis.call('HEXISTS', entries, member) == 0 then
+        take_out(member, true)
+      else
+        local suspension = next(suspensions()) and suspension_of(task_there(member))
+        resumed = suspension and math.min(resumed, suspension['until']) or resumed
+        members[#members + 1] = not suspension and member or nil
+        first = first + 1
+      end
     end
-  end
-  return members
+  until resumed == math.huge or #members >= most or #some < most or first >= LOOKED_AT
+  return members, resumed
 end
 
 -- The pause after the last of so many that are under way, before the next one has its chance: the
@@ -166,8 +176,9 @@ end
 
 -- The earliest time at which one of the room may be published.
 local function next_chance(free)
-  local due, opens = math.huge, opens_at(free)
-  for _, member in ipairs(front()) do
+  local opens, members, resumed = opens_at(free), front()
+  local due = free > 0 and resumed or math.huge
+  for _, member in ipairs(members) do
     local at = state_of(member).due
     if passed_over[member] then
       due = math.min(due, later(member))

@@ -3,7 +3,8 @@
 --
 -- KEYS  1 lock  2 waiters  3 wake list  4 done note of this attempt
 --       5 fence counter of the bucket  6 room  7 the bucket's rooms  8 entries  9 deadlines
---       10 sent  11 ended  12 the runs of the task, see history.lua  13.. the lock's further slots
+--       10 sent  11 ended  12 the runs of the task, see history.lua
+--       13 what is suspended, see suspended.lua  14.. the lock's further slots
 -- ARGV  1 the opening of the value that is given back, {"token":"<token>"
 --       2 the done note to leave, or ""
 --       3 "1" leave it in any case, "0" only if another copy of the message was seen
@@ -22,8 +23,8 @@
 --       {the same, ms until the next look at the room, and the entry to publish, if any: see room.lua}
 
 local lock, waiters, wake, done_note, counter, room, rooms, entries, deadlines, sent, ended = unpack(KEYS)
-local runs = unpack(KEYS, 12)
-local slots = {lock, unpack(KEYS, 13)}
+local runs, suspended = unpack(KEYS, 12)
+local slots = {lock, unpack(KEYS, 14)}
 local opening, note, always, done_ttl, reserve_for, lock_id, can_publish, run_end = unpack(ARGV)
 local stray, min_hold, leaver, leavers_id, pause, heir, heirs_ttl = unpack(ARGV, 9)
 
@@ -53,6 +54,7 @@ local publishes = can_publish == '1'
 -- include runs.lua
 -- include records.lua
 -- include entries.lua
+-- include suspended.lua
 -- include room.lua
 
 local slot, current = slot_under(opening)

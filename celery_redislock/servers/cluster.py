@@ -170,6 +170,9 @@ class Cluster(Server):
         slots = self.nodes.slots(ttl, keys[0])
         return [[keys[i] for i in which] for _, which in self._by_node(slots, keys)]
 
+    def joint(self, keys: Sequence[str]) -> list[list[str]]:
+        return [[key] for key in keys]
+
     def close(self) -> None:
         self.nodes.close()
 

@@ -165,6 +165,10 @@ class Server(ABC):
         """
         return [list(keys)]
 
+    def joint(self, keys: Sequence[str]) -> list[list[str]]:
+        """These keys in groups: one command may name all keys of a group."""
+        return [list(keys)]
+
     @abstractmethod
     def exchange(self, key: str, ttl: float, purpose: str, begin: Begin[T], *args: Any) -> T:
         """Have one exchange, on a connection of its own. If it is interrupted, the connection is

@@ -77,7 +77,7 @@ def run_unlocked(facts: Facts, decision: GoUnlocked) -> Course:
 
 def turn_away(facts: Facts, state: State, request: Any, decision: TurnedAway) -> Course:
     """End the task without a run."""
-    outcome, holder, key = decision.outcome, decision.holder, facts.key
+    outcome, holder, suspension = decision.outcome, decision.holder, decision.suspension
     if outcome in (Outcome.ALREADY_DONE, Outcome.RUNS_ELSEWHERE):
         facts.report_conflict(outcome, holder)
         return Ends(AlreadyDone())
@@ -91,13 +91,14 @@ def turn_away(facts: Facts, state: State, request: Any, decision: TurnedAway) ->
     # Note this before the result is stored: if it never is, a copy of the message runs.
     if outcome is not Outcome.RAISED or facts.acks_failures:
         note_end(facts, state)
-    _count_turned_away(facts, state, holder)
-    facts.report_conflict(outcome, holder)
+    _count_turned_away(facts, state, decision)
+    facts.report_conflict(outcome, holder, suspension=suspension)
     if outcome is Outcome.SKIPPED_WITH_RESULT:
         return Returns(decision.result)
     if outcome is Outcome.RAISED:
-        return Fails(refused(LockConflict(key, holder)), End.TURNED_AWAY)
-    return Ends(_store_end(facts, request, TaskSkipped(key, holder)))
+        error = LockConflict(facts.key, holder, suspension)
+        return Fails(refused(error), End.TURNED_AWAY)
+    return Ends(_store_end(facts, request, TaskSkipped(facts.key, holder, suspension)))
 
 
 def note_end(facts: Facts, state: State) -> None:
@@ -117,13 +118,14 @@ def note_end(facts: Facts, state: State) -> None:
         housekeeper.add(leave, most=facts.claim.ttl)
 
 
-def _count_turned_away(facts: Facts, state: State, holder: Holder | None) -> None:
+def _count_turned_away(facts: Facts, state: State, decision: TurnedAway) -> None:
     """Count that the task ends without a run, unless the server has counted that already."""
     claim = facts.claim
     if claim.history and not state.is_counted:
         with contextlib.suppress(LockUnavailable):  # the count is one too low then
-            fence = None if holder is None else holder.fence
-            facts.locks.server.run(count_turned_away(claim, fence), once=True)
+            fence = None if decision.holder is None else decision.holder.fence
+            counts = count_turned_away(claim, fence, decision.suspension is not None)
+            facts.locks.server.run(counts, once=True)
 
 
 def end_replaced(facts: Facts, request: Any, by: Holder) -> Returns | Ends:
@@ -186,14 +188,16 @@ def expires_before(facts: Facts, state: State, decision: PutOff, countdown: floa
     task would have no result.
     """
     left = seconds_until(facts.raw.get("expires"))
-    ahead = countdown if decision.is_alone and not state.message.redelivered else 0.0
+    ahead = countdown if decision.is_alone and not state.message.began else 0.0
     return left is not None and left < ahead
 
 
-def end_expired(facts: Facts, state: State, request: Any, cause: LockUnavailable | None) -> Course:
+def end_expired(facts: Facts, state: State, request: Any, decision: PutOff) -> Course:
     """End a task that would expire before its next message is received."""
     note_end(facts, state)
-    room.end_expired(facts.task, facts.claim.keys, request, facts.label, cause)
+    suspended = None if decision.suspension is None else str(decision.suspension)
+    keys, cause = facts.claim.keys, decision.cause
+    room.end_expired(facts.task, keys, request, facts.label, cause, suspended)
     return Ends(Expired())
 
 
@@ -214,7 +218,7 @@ def put_off(
             logged={"reason": cause.reason}, countdown=countdown,
         )  # fmt: skip
     elif outcome is not None:
-        facts.report_conflict(outcome, decision.holder, countdown)
+        facts.report_conflict(outcome, decision.holder, countdown, decision.suspension)
     return _publish(facts.task, facts.raw, request, message, header, countdown, cause)
 
 
@@ -270,7 +274,13 @@ def _publish(
 def parking_of(facts: Facts, state: State, request: Any, question: Park) -> Parking:
     """The data that put the task into the waiting room."""
     message, task = state.message, facts.task
-    header = message.parked_header(broker_of(task.app), facts.label, _has_result(facts.policy))
+    suspension = question.busy.suspension
+    header = message.parked_header(
+        broker_of(task.app),
+        facts.label,
+        _has_result(facts.policy),
+        None if suspension is None else str(suspension),
+    )
     options = message_options(facts.raw, request, header, message)
     entry = Entry.of(task, request.args, request.kwargs, options, message.content_type)
     grace = question.grace
@@ -296,5 +306,5 @@ def wait_in_room(facts: Facts, decision: Waits) -> Course:
             " has come for a while", facts, facts.key, details={}, holder=None,
         )  # fmt: skip
     else:
-        facts.report_conflict(decision.outcome, decision.holder)
+        facts.report_conflict(decision.outcome, decision.holder, suspension=decision.suspension)
     return Ends(Waiting(), End.PUT_OFF)

@@ -13,9 +13,11 @@ from typing import Any, Final, TypeAlias
 from ..app.outcomes import Outcome
 from ..errors import ConfigError, LockUnavailable
 from ..protocol import notes
+from ..protocol.calls import SUSPENDED
 from ..protocol.claims import Acquired, Busy, Done, Free, Full, Older, Parked
 from ..protocol.entries import slot_of
 from ..protocol.holders import Holder
+from ..protocol.suspensions import Suspension
 from ..verbs import (
     NO_RESULT,
     Conflict,
@@ -43,6 +45,8 @@ NO_TIME: Final = 0.001
 #: The relations, see `acquire.lua`, of a holder whose duplicate the task need not be: it may be a
 #: run of this very task.
 NO_DUPLICATE: Final = ("own", "earlier", "newer")
+#: Those with which the server leaves no done note, and counts no duplicate.
+NO_NOTE: Final = (*NO_DUPLICATE, SUSPENDED)
 
 
 # -- how it ends ------------------------------------------------------------------------------
@@ -78,12 +82,14 @@ class TurnedAway:
     Attributes:
         outcome: the outcome that is reported.
         holder: the holder that turned it away.
+        suspension: the suspension that turned it away.
         result: what the task returns, if it is skipped with a result.
         why: the reason for a WARNING, if the policy wanted something else.
     """
 
     outcome: Outcome
     holder: Holder | None = None
+    suspension: Suspension | None = None
     result: Any = NO_RESULT
     why: str = ""
 
@@ -96,6 +102,7 @@ class PutOff:
         countdown: seconds, without the random part.
         outcome: the outcome that is reported, if any.
         holder: the lock's holder, if that is the reason.
+        suspension: the suspension, if that is the reason.
         cause: the lock server's error, if that is the reason.
         is_alone: no other run of the task is known that may still give it a result.
         comes_anew: the task will ask anew, so its reservation or place is given up.
@@ -104,6 +111,7 @@ class PutOff:
     countdown: float
     outcome: Outcome | None = None
     holder: Holder | None = None
+    suspension: Suspension | None = None
     cause: LockUnavailable | None = None
     is_alone: bool = True
     comes_anew: bool = False
@@ -116,10 +124,12 @@ class Waits:
     Attributes:
         outcome: the outcome that is reported.
         holder: the lock's holder.
+        suspension: the suspension that keeps the task from the lock.
     """
 
     outcome: Outcome
     holder: Holder | None
+    suspension: Suspension | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -257,7 +267,8 @@ class Meet:
         """What the policy says, which may be a user's code."""
         busy, message = self.busy, state.message
         conflict = Conflict(
-            facts.key, busy.holder, busy.remaining, message.deferrals, message.waited
+            *(facts.key, busy.holder, busy.remaining, message.deferrals, message.waited),
+            busy.suspension,
         )
         if self.admits:
             return facts.policy.admit(conflict)
@@ -293,6 +304,14 @@ def first(facts: Facts, state: State) -> Step:
     return _try(facts, state)
 
 
+def wait_for_resume(facts: Facts, state: State, busy: Busy) -> tuple[State, Step]:
+    """Wait until a suspension ends: in the waiting room, or, where there is none, by deferring."""
+    if not (facts.locks.is_quorum or state.message.fanout):
+        return _to_room(facts, state, Park(busy))
+    countdown = backoff(state.message.deferrals, MOST_OUTAGE, facts)
+    return state, _defer(facts, state, busy, countdown)
+
+
 def step(facts: Facts, state: State, asked: Question, answer: Any) -> tuple[State, Step]:
     """What follows from an answer.
 
@@ -318,12 +337,12 @@ def step(facts: Facts, state: State, asked: Question, answer: Any) -> tuple[Stat
     if isinstance(answer, LockUnavailable):
         return state, _unavailable(facts, state, answer)
     if isinstance(answer, Busy):
-        if isinstance(asked, Try) and not asked.again and answer.relation not in NO_DUPLICATE:
+        if isinstance(asked, Try) and not asked.again and answer.relation not in NO_NOTE:
             noted = bool(asked.note)
             state = state._replace(is_noted=noted, is_counted=facts.claim.turned_away)
         if state.first_busy is None:
             state = state._replace(first_busy=answer)
-    if state.message.fanout and not state.message.redelivered:
+    if state.message.fanout and not state.message.began:
         # A task that was sent once runs once, whatever queues have copies of its message. A
         # redelivered copy does not count, since it may be all that is left of the task.
         if isinstance(answer, Busy) and answer.relation == "own":
@@ -342,7 +361,8 @@ def step(facts: Facts, state: State, asked: Question, answer: Any) -> tuple[Stat
     assert isinstance(asked, Park)
     if isinstance(answer, Full):
         return state, _try(facts, state) if asked.at_once else _then(asked.then, asked.busy)
-    return state, Waits(asked.outcome, asked.busy.holder or answer.holder)
+    suspension = answer.suspension or asked.busy.suspension
+    return state, Waits(asked.outcome, asked.busy.holder or answer.holder, suspension)
 
 
 # -- the lock server's answers ----------------------------------------------------------------
@@ -374,15 +394,13 @@ def _busy(
         # Not a duplicate, but a copy: its task's run has the lock, or has run to its end. If the
         # holder dies, this copy is all that is left of the task. We clear `sent`: whatever the
         # message's identity, it counts as a copy of what runs under its id.
-        copy = state.learn(redelivered=True, sent="")
+        copy = state.learn(began=True, copied=True, sent="")
         return copy, _behind(facts, copy, Outcome.REDELIVERED, busy)
     if busy.relation == "newer" and not (facts.is_eager or state.message.cannot_come_back):
         return state, _behind(facts, state, Outcome.DEFERRED, busy)
-    is_on_hold = busy.holder is not None and busy.holder.on_hold
-    if is_on_hold and facts.began and not (facts.is_eager or state.message.cannot_come_back):
+    if busy.suspension is not None and facts.began and not facts.is_eager:
         # What has begun is no duplicate, and no other run does its work: no policy may drop it.
-        countdown = backoff(state.message.deferrals, MOST_OUTAGE, facts)
-        return state, PutOff(countdown, Outcome.DEFERRED, busy.holder)
+        return wait_for_resume(facts, state, busy)
     if not is_earlier:
         if wish is None:
             return state, Meet(facts.policy, busy, leaves=state.message.gave_up)
@@ -404,13 +422,13 @@ def _done(facts: Facts, state: State, done: Done) -> tuple[State, Step]:
     if note.replaced_by is not None:
         # The replaced run may have ended within its grace, with a result of its own.
         by = TurnedAway(Outcome.REPLACED, note.replaced_by)
-        return state, HasResult(done) if facts.began else by
+        return state, HasResult(done) if facts.began or message.copied else by
     if note.is_of_another_message(message.sent):
         return state, AGAIN
     # A task may be sent again under the same id, after its run ended. That can be told from a copy
     # only if this broker says which messages are copies.
     says_copies = message.sent or not facts.locks.redelivery.copies_any_time
-    is_copy = message.redelivered or note.is_of(message.sent) or not says_copies
+    is_copy = message.copied or note.is_of(message.sent) or not says_copies
     if not is_copy and max(message.age, message.waited) < done.age:
         return state, AGAIN
     if note.kind == notes.ENDED:
@@ -436,7 +454,7 @@ def _died(state: State, done: Done) -> tuple[State, Step]:
     """The process died after the body, before Celery stored the result or published what follows;
     or that is still under way.
     """
-    copy = state.learn(redelivered=True)
+    copy = state.learn(began=True, copied=True)
     if done.age < RESULT_DUE:
         # The next message must count as a copy too, though it is received later.
         return copy, PutOff(1.0)
@@ -460,14 +478,19 @@ def _in_vain(facts: Facts, state: State, wish: Await | Park, busy: Busy) -> tupl
     """Somebody else has the lock: what follows of what the policy wants."""
     if isinstance(wish, Park):  # the lock was free for a moment
         return _to_room(facts, state, dataclasses.replace(wish, busy=busy, at_once=False))
-    if not busy.for_message or state.message.gave_up or facts.is_eager:
+    if not busy.for_message or state.message.gave_up or not can_park(facts):
         return state, _then(wish.then, busy)
     # The message that the lock is kept for needs a pool slot, perhaps this one.
     return _to_room(facts, state, Park(busy, give_up=wish.timeout, then=wish.then))
 
 
+def can_park(facts: Facts) -> bool:
+    """Whether there is a waiting room: nobody would run what an eager run publishes."""
+    return not (facts.is_eager or facts.locks.is_quorum)
+
+
 def _then(then: Then, busy: Busy) -> Step:
-    return TurnedAway(Outcome.SKIPPED, busy.holder) if then is None else Meet(then, busy)
+    return _skip(busy) if then is None else Meet(then, busy)
 
 
 def _met(facts: Facts, state: State, asked: Meet, verb: Any) -> tuple[State, Step]:
@@ -476,7 +499,7 @@ def _met(facts: Facts, state: State, asked: Meet, verb: Any) -> tuple[State, Ste
     if asked.at_once and not isinstance(verb, ToPark):
         return state, _try(facts, state)  # such as what the policy does after no time at all
     if isinstance(verb, ToSkip):
-        return state, _skip(busy.holder, verb.result)
+        return state, _skip(busy, verb.result)
     if isinstance(verb, ToWait):
         return state.waits(), Await(busy, verb.timeout, verb.then)
     if isinstance(verb, ToPark):
@@ -493,7 +516,7 @@ def _met(facts: Facts, state: State, asked: Meet, verb: Any) -> tuple[State, Ste
     if isinstance(verb, ToReplace):
         if facts.claim.attempt or facts.claim.nesting:
             # The holder started after this task did.
-            return state, _skip(busy.holder, facts.policy.result_if_replaced)
+            return state, _skip(busy, facts.policy.result_if_replaced)
         # A copy of a message whose run died must not end newer runs: it runs after them.
         is_old = facts.began and state.message.arrived is None
         park = Park(busy, newest=True, grace=None if is_old else verb.grace)
@@ -501,7 +524,7 @@ def _met(facts: Facts, state: State, asked: Meet, verb: Any) -> tuple[State, Ste
     if isinstance(verb, ToDefer):
         return state, _defer(facts, state, busy, verb.countdown)
     if isinstance(verb, ToFail):
-        return state, TurnedAway(Outcome.RAISED, busy.holder)
+        return state, TurnedAway(Outcome.RAISED, busy.holder, busy.suspension)
     if verb is None and asked.admits:
         return state, _try(facts, state)
     raise ConfigError(
@@ -510,27 +533,29 @@ def _met(facts: Facts, state: State, asked: Meet, verb: Any) -> tuple[State, Ste
     )
 
 
-def _skip(holder: Holder | None, result: Any = NO_RESULT) -> TurnedAway:
+def _skip(busy: Busy, result: Any = NO_RESULT) -> TurnedAway:
     outcome = Outcome.SKIPPED if result is NO_RESULT else Outcome.SKIPPED_WITH_RESULT
-    return TurnedAway(outcome, holder, result)
+    return TurnedAway(outcome, busy.holder, busy.suspension, result)
 
 
 def _defer(facts: Facts, state: State, busy: Busy, countdown: float) -> Step:
     if facts.is_eager:
-        return _skip(busy.holder)  # nobody would run what is published
+        return _skip(busy)  # nobody would run what is published
     if state.message.cannot_come_back:
         why = (
             "it came through a fanout exchange, and this broker cannot give it back to this"
             " worker alone"
         )
-        return TurnedAway(Outcome.SKIPPED, busy.holder, why=why)
-    return PutOff(countdown, Outcome.DEFERRED, busy.holder, comes_anew=True)
+        return TurnedAway(Outcome.SKIPPED, busy.holder, busy.suspension, why=why)
+    # Under a suspension it has met no other run: it keeps what is reserved for it.
+    comes_anew = busy.suspension is None
+    return PutOff(countdown, Outcome.DEFERRED, busy.holder, busy.suspension, comes_anew=comes_anew)
 
 
 def _to_room(facts: Facts, state: State, park: Park) -> tuple[State, Step]:
     """Put the task into the waiting room, where that is possible."""
     if facts.is_eager:  # nobody would run what is published
-        return state, _skip(park.busy.holder, facts.policy.result_if_replaced)
+        return state, _skip(park.busy, facts.policy.result_if_replaced)
     if state.message.fanout:
         # In the room the copies would be one entry; at its turn, their queues may be gone.
         if park.give_up is not None and park.give_up <= NO_TIME:

@@ -16,6 +16,7 @@ from ..protocol.claims import Claim, to_ms
 from ..protocol.clock import clock
 from ..protocol.holders import Holder
 from ..protocol.keys import LockKeys
+from ..protocol.suspensions import Suspension
 from .locked import LockedTask
 
 #: Another copy of a message may exist once a worker has had it waiting for so many seconds.
@@ -68,9 +69,7 @@ class Facts:
         self.policy = policy.eager() if is_eager else policy
         if not is_eager and message.events != events.wanted:
             events.learn(message.events, raw.get("hostname"))
-        self.began = bool(
-            raw.get("retries") or raw.get("replaced_task_nesting") or message.redelivered
-        )
+        self.began = bool(raw.get("retries") or raw.get("replaced_task_nesting") or message.began)
         self.may_be_copy = _may_be_copy(locks, message)
         keys = task.lock_keys_for(args, kwargs, raw)
         self.key = keys.lock
@@ -138,24 +137,32 @@ class Facts:
         report(outcome, self._whose, *line, emits=emits and not self.is_eager, **more)
 
     def report_conflict(
-        self, outcome: Outcome, holder: Holder | None, countdown: float | None = None
+        self,
+        outcome: Outcome,
+        holder: Holder | None,
+        countdown: float | None = None,
+        suspension: Suspension | None = None,
     ) -> None:
         """Report how a conflict ended."""
         age = level = None
         if holder is not None and outcome in TURNED_AWAY:
             age = _remarkable_age(holder, self.options.lock_warn_after)
-            if age is not None or holder.on_hold:  # no run does the work of one on hold
-                level = logging.WARNING
+            level = None if age is None else logging.WARNING
         after = f" for {countdown:.1f} s" if countdown is not None else ""
         # The holder becomes text only if the line is logged.
+        who: Holder | Suspension | None = holder
         by = "has no known holder%.0s"
-        if holder is not None:
+        if suspension is not None:
+            who, by = suspension, "is suspended: %s"
+            if outcome in TURNED_AWAY:  # no run does its work
+                level = logging.WARNING
+        elif holder is not None:
             by = "is taken over by %s" if outcome is Outcome.REPLACED else "is held by %s"
         since = f", for {age:.0f} s" if age is not None else ""
         report(
             outcome, self._whose, f"redislock: %s %s%s: %s {by}%s",
-            self, outcome.label, after, self.key, holder, since,
-            holder=holder, countdown=countdown, details={},
+            self, outcome.label, after, self.key, who, since,
+            holder=holder, countdown=countdown, suspension=suspension, details={},
             level=level, emits=not self.is_eager,
         )  # fmt: skip
 
@@ -169,7 +176,7 @@ def _remarkable_age(holder: Holder, warn_after: float | None) -> float | None:
     """For how many seconds the holder that turned it away has held the lock, if that is
     suspiciously long.
     """
-    if holder.acquired_at is None or holder.queued or holder.on_hold:
+    if holder.acquired_at is None or holder.queued:
         return None
     assert warn_after is not None
     age = time.time() - holder.acquired_at
@@ -191,7 +198,7 @@ def _may_be_copy(locks: AppLocks, message: Delivery) -> bool:
     # timeout, which is at least a second. Or the broker did not receive the acknowledgement of the
     # message that was deferred to this one. Or the broker may redeliver even acknowledged messages.
     return bool(
-        message.redelivered
+        message.copied
         or message.deferrals
         or message.fanout
         or message.received is None

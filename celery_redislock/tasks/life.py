@@ -27,7 +27,7 @@ from ..app.settings import AppLocks
 from ..errors import LockUnavailable
 from ..lock.lease import Heir, Lease
 from ..protocol import notes, past
-from ..protocol.calls import Release, mark_done, settle
+from ..protocol.calls import SUSPENDED, Release, kept_off, mark_done, settle
 from ..protocol.claims import Busy, Free, Parked, Place, Settled
 from ..protocol.clock import clock
 from ..protocol.log import get_logger
@@ -178,13 +178,13 @@ class Life:
             raise
 
     def _find_course(self, args: Any, kwargs: Mapping[str, Any], request: Any) -> Course:
-        """Ask until it is decided how the delivery goes on, and do what was decided."""
+        """How the delivery goes on."""
         locks = self._task.app_locks
         if KEY in self._raw and locks.enabled and is_from_newer(self._raw):
             return act.give_back(self._task, self._raw, args, kwargs)
-        if not self._task._takes_lock(locks, is_eager=request is not None):
-            return self._go_without(args, kwargs)
         try:
+            if not self._task._takes_lock(locks, is_eager=request is not None):
+                return self._go_without_lock(locks, args, kwargs, request)
             self._learn_facts(locks, args, kwargs, request)
         except NoLock:
             report_no_lock(self._task, self._raw)
@@ -194,11 +194,36 @@ class Life:
             self.state, step = decide.step(self.facts, self.state, step, self._try(step))
         if step is GO:
             return RUNS
+        return self._follow(step)
+
+    def _follow(self, step: decide.Step) -> Course:
+        """Ask until it is decided how the delivery goes on, and do what was decided."""
         with self.as_current():
             while isinstance(step, Question):
                 answer = self._ask(step)
                 self.state, step = decide.step(self.facts, self.state, step, answer)
             return self._act(step)
+
+    def _go_without_lock(
+        self, locks: AppLocks, args: Any, kwargs: Mapping[str, Any], request: Any
+    ) -> Course:
+        """Take no lock, unless an operator has suspended the task: then it waits.
+
+        Raises:
+            NoLock: the call takes no lock.
+        """
+        task, suspension = self._task, None
+        if task.lock_options is not None and locks.enabled and request is None:
+            keys = task.lock_keys_for(args, kwargs, self._raw)
+            with only_logged("redislock: cannot find out whether %s is suspended", self):
+                ttl = task.lock_options.lock_ttl
+                suspension = locks.server.ask(kept_off(keys, ttl, task.name), once=True)
+        if suspension is None:
+            return self._go_without(args, kwargs)
+        self._learn_facts(locks, args, kwargs, request)
+        busy = Busy(None, 0.0, SUSPENDED, for_message=True, suspension=suspension)
+        self.state, step = decide.wait_for_resume(self.facts, self.state, busy)
+        return self._follow(step)
 
     # -- facts ----------------------------------------------------------------------------
 
@@ -295,7 +320,9 @@ class Life:
             else:
                 facts.report(Outcome.WAITING, details={"waits": True})
                 try:
-                    answer = lease.wait(question.timeout, self._follow_up, facts.is_eager)
+                    answer = lease.wait(
+                        question.timeout, self._follow_up, not decide.can_park(facts)
+                    )
                 finally:
                     facts.report(Outcome.WAITING, details={"waits": False})
         except LockUnavailable as exc:
@@ -310,7 +337,8 @@ class Life:
         before = facts.parked_before if question.newest else ""
         parking = act.parking_of(facts, self.state, self.request, question)
         answer = facts.locks.server.run(park(claim, parking, [before.encode()] if before else []))
-        waits = isinstance(answer, Parked)
+        # The next call under a suspension asks first: what it is told goes with its message.
+        waits = isinstance(answer, Parked) and answer.suspension is None
         self._task._redislock_note_parked(claim.keys.lock_id, claim.entry_id if waits else "")
         return answer
 
@@ -345,10 +373,13 @@ class Life:
         facts, request = self.facts, self.request
         countdown = act.countdown_of(facts, decision)
         if act.expires_before(facts, self.state, decision, countdown):
-            return act.end_expired(facts, self.state, request, decision.cause)
+            return act.end_expired(facts, self.state, request, decision)
         state = self.state.arrives(facts.began)
         message, is_outage = state.message, decision.cause is not None
-        header = message.next_header(self.kept, copied=state.copied, outage=is_outage)
+        suspended = None if decision.suspension is None else str(decision.suspension)
+        header = message.next_header(
+            self.kept, copied=state.copied, outage=is_outage, suspended=suspended
+        )
         self.state = state.published()
         return act.put_off(facts, request, message, header, countdown, decision)
 

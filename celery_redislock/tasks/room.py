@@ -169,7 +169,8 @@ def _send(app: Any, keys: LockKeys, offered: Offered) -> bool:
     waiter = _believed(app, keys, entry, entry.load_for(app))
     task, args, kwargs, options, own = waiter
     if has_passed(options.get("expires")):
-        end_expired(task, keys, entry.request(args, kwargs, options), own.get("label"))
+        request = entry.request(args, kwargs, options)
+        end_expired(task, keys, request, own.get("label"), suspended=own.get("suspended"))
         return False
     if offered.since and _has_ended(task, entry, own):
         logger.info("redislock: %s[%s] has ended elsewhere", entry.task, entry.task_id)
@@ -258,6 +259,7 @@ def end_expired(
     request: Any,
     label: str | None,
     cause: LockUnavailable | None = None,
+    suspended: str | None = None,
 ) -> None:
     """End a task that expired while it waited, or would: RabbitMQ would drop its message, and the
     task would have no result.
@@ -268,12 +270,16 @@ def end_expired(
         request: the task's request.
         label: the lock's label, or None.
         cause: the lock server's error, if that is the reason; None if the lock was held.
+        suspended: what operators have suspended, if that is the reason.
     """
     store_expired(task, request)
     expired = {"terminated": False, "signum": None, "expired": True}
     celery_signals.task_revoked.send(sender=task, request=request, **expired)
     whose = Whose(keys.lock, task, request.id, request.retries or 0, label)
-    if cause is None:
+    if cause is None and suspended is not None:
+        why = f"it waited while this was suspended: {suspended}"
+        report_expired_in_outage(whose, why, why)
+    elif cause is None:
         report(
             Outcome.EXPIRED, whose,
             "redislock: %s[%s] ends as expired: it cannot acquire %s in time",

@@ -133,5 +133,5 @@ class State(NamedTuple):
         may exist even after this one is acknowledged.
         """
         message = self.message
-        is_copied = message.redelivered or self.copied or message.fanout
+        is_copied = message.copied or self.copied or message.fanout
         return notes.lasting(kind) if is_copied else kind

@@ -1,5 +1,5 @@
 """What the page's users may do, if they know the token: break a lock, drop the tasks that wait for
-it, end its run, hold it for a while.
+it, end its run, suspend it for a while.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from starlette.requests import Request
 
 from .. import operations
 from ..inspection.about import About
-from ..inspection.holds import hold_of
 from ..inspection.locks import Found, lock
 from ..inspection.states import RUNNING
 from ..protocol.holders import one_line
@@ -39,7 +38,7 @@ class Action(NamedTuple):
         key: the slot's key.
         holder: the mark of the holder that was shown, see `Found.mark`; "" for none.
         by: who asks for it.
-        seconds: for how long a lock is to be on hold.
+        seconds: for how long a lock is to be suspended.
         why: the reason for that.
     """
 
@@ -74,8 +73,8 @@ class Actions:
             "break": self._break,
             "drop": self._drop,
             "end": self._end,
-            "hold": self._hold,
-            "unhold": self._unhold,
+            "suspend": self._suspend,
+            "resume": self._resume,
         }
 
     @property
@@ -149,27 +148,28 @@ class Actions:
         logger.warning(text, holder, shown.key, action.by)
         return {"ended": shown.to_dict(), "answered": nodes}
 
-    def _hold(self, action: Action) -> dict[str, Any]:
+    def _suspend(self, action: Action) -> dict[str, Any]:
         try:
-            hold = operations.hold_locks(
+            suspension = operations.suspend(
                 self._app,
                 lock=action.name,
                 seconds=action.seconds,
                 why=action.why,
                 by=action.by,
+                unknown=True,  # the page shows it
             )
         except ValueError as exc:
             raise HTTPException(400, str(exc)) from None
-        text = "redislock: %s is on hold for %g s by %s: %s"
-        logger.warning(text, action.key, action.seconds, hold.by, hold.why)
-        return {"hold": hold.to_dict()}
+        text = "redislock: %s is suspended for %g s by %s: %s"
+        logger.warning(text, action.key, action.seconds, suspension.by, suspension.why)
+        return {"suspended": suspension.to_dict()}
 
-    def _unhold(self, action: Action) -> dict[str, Any]:
-        found = hold_of(self._app, action.name)
+    def _resume(self, action: Action) -> dict[str, Any]:
+        found = next((each.suspension for each in lock(self._app, action.name)), None)
         if found is None:
-            raise HTTPException(409, "not done: it is not on hold")
-        operations.unhold_locks(self._app, task=found.task, lock=found.lock)
-        logger.warning("redislock: the hold of %s was ended by %s", found.target, action.by)
+            raise HTTPException(409, "not done: it is not suspended")
+        operations.resume(self._app, found.task, lock=found.lock)
+        logger.warning("redislock: %s was resumed by %s", found.target, action.by)
         return {"ended": found.to_dict(), "target": found.target}
 
 

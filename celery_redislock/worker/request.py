@@ -182,17 +182,21 @@ class LockRequest(Request):
 
     @contained
     def _report_expired(self) -> None:
-        """Report that an outage has put the task off until it expired. Celery says no reason."""
+        """Report that an outage, or a suspension, has put the task off until it expired. Celery
+        says no reason.
+        """
         raw = self.request_dict
         if is_from_newer(raw) or not has_passed(raw.get("expires")):
             return
-        outages = Delivery.take_from({**raw}).outages
-        if not outages:
+        message = Delivery.take_from({**raw})
+        if not (message.outages or message.suspended):
             return
         key = ""
         with contextlib.suppress(Exception):  # a callable of the user's may raise anything
             key = self.task.lock_keys_for(self.args, self.kwargs, raw).lock
-        reason = f"it was put off {outages} times, since the lock server did not answer"
+        reason = f"it was put off {message.outages} times, since the lock server did not answer"
+        if not message.outages:
+            reason = f"it was put off, since this is suspended: {message.suspended}"
         whose = Whose(key, self.task, self.id, attempt_of(raw)[1], self._label)
         report_expired_in_outage(whose, reason, reason, emits=False)
 
@@ -348,7 +352,7 @@ class LockRequest(Request):
     @contained
     def _is_elsewhere(self) -> bool:
         """Whether the task of a dead child waits in the room, or has been run elsewhere since."""
-        if not self.task.lock_options.parks or clock() < LockRequest._not_asked_until:
+        if clock() < LockRequest._not_asked_until:
             return False
         lease = self._lease
         claim = None if lease is None else lease.known_claim

@@ -138,6 +138,8 @@ def _has_rooms(app: Any) -> bool:
         return "redislock_url" in read_settings(app)[0]
     if not app_locks(app).enabled:
         return app_locks(app).address is not None
+    if not app_locks(app).is_quorum:
+        return True  # what has begun waits there for the end of a suspension
     options = [task.lock_options for task in locked_tasks(app)]
     return any(each.parks or each.lock_scope != "running" for each in options)
 

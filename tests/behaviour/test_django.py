@@ -393,8 +393,8 @@ def test_the_admin_shows_who_holds_the_rows_locks_and_takes_them_away():
     assert re.fullmatch(f"<lamp>: {took}", said["broken"][0])
     assert said["broken"][1:] == [f"desk: {nothing}"]
     assert said["free"]
-    on_hold = [each for each in said["on_hold"] if each.startswith("on hold by anna@host, since ")]
-    assert [each.rpartition(", ")[2] for each in on_hold] == ["moving"]
+    told = [each for each in said["suspended"] if each.startswith("suspended by anna@host, until ")]
+    assert [each.rpartition(", ")[2] for each in told] == ["moving"]
     ((who, row, text),) = said["log"]
     assert (who, row) == ("anna", "<lamp>")
     assert re.fullmatch(took, text)

@@ -14,13 +14,19 @@ from celery_redislock.servers.server import Server
 
 
 def make_claim(
-    name: str, ttl: float = 30.0, task_id: str = "", attempt: int = 0, nesting: int = 0
+    name: str,
+    ttl: float = 30.0,
+    task_id: str = "",
+    attempt: int = 0,
+    nesting: int = 0,
+    task: str = "pkg.task",
 ) -> Claim:
     """A claim with a token of its own, as each delivery has one."""
     token = new_token()
-    run = {"task": "pkg.task", "task_id": task_id, "attempt": attempt, "nesting": nesting}
+    run = {"task": task, "task_id": task_id, "attempt": attempt, "nesting": nesting}
     value = holders.encode(token, ttl_ms=to_ms(ttl), **run)
-    return Claim(lock_keys("redislock", name), token, ttl, value, task_id, attempt, nesting)
+    of = lock_keys("redislock", name)
+    return Claim(of, token, ttl, value, task_id, attempt, nesting, task=task)
 
 
 def taken(reply: Any) -> Acquired:

@@ -158,8 +158,8 @@ def _to_break(
     if server is None:
         meant = naming.locate(app)
         found = meant_by(app, meant)
-        if found and all(each.state == "on hold" for each in found):
-            raise problem(f"no run has {meant.key}: it is on hold, which `unhold` ends")
+        if found and all(each.state == "suspended" for each in found):
+            raise problem(f"no run has {meant.key}: it is suspended, which `resume` ends")
         if any(each.state == "foreign" for each in found):
             raise problem(f"{found[0].key} is not a lock of ours: delete it with redis-cli")
         if not found and naming.is_name_of(meant):

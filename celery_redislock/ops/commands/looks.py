@@ -30,6 +30,7 @@ from ..table import (
     locks_table,
     moment,
     summary,
+    suspended,
     tasks_table,
     waiting_table,
 )
@@ -87,12 +88,9 @@ def list_(
     """List all locks: held, kept or waited for, and foreign values that block a key; and runs that
     go on without the lock that they lost.
     """
-    from ...errors import LockUnavailable
-    from ...inspection.holds import holds
     from ...inspection.locks import chosen, snapshot
-    from ...inspection.why import why
+    from ...inspection.suspensions import suspensions
     from ..pick import require_task
-    from .holds import in_words
 
     if by_task and (queues or wide):
         raise problem("--by-task counts the locks: it takes no --queues and no --wide")
@@ -111,14 +109,11 @@ def list_(
         if as_json:
             print_json([each.to_dict() for each in shown])
             return
+        for each in suspensions(app, server):
+            say(suspended(each))
         show_lines(locks_table(shown, wide, colors=True))
         more = f", the first {len(shown)} shown" if len(shown) < len(listed) else ""
         click.echo(f"{summary(found, all_)}{more}")
-        try:
-            for each in holds(app, server):
-                say(in_words(each))
-        except LockUnavailable as exc:  # one node of a cluster has the list of all holds
-            say(f"Warning: which locks are on hold is not known: {why(exc)}", err=True)
 
 
 def _with_depths(app: Any, found: list[Found]) -> list[Found]:

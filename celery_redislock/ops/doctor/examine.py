@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from ...errors import LockUnavailable
 from ...servers.looking import away
-from . import keys, rights, runs, server, tasks, workers
+from . import keys, rights, runs, server, suspensions, tasks, workers
 from .checkup import Check, Checkup
 from .finding import OK, UNKNOWN, Finding
 
@@ -31,6 +31,7 @@ OF_SERVER: Final[dict[str, Check]] = {
     "prefix": keys.check_prefix,
     "database": keys.check_neighbours,
     "not taken": keys.check_untaken,
+    "suspended": suspensions.check_suspended,
     "runs": runs.check_runs,
 }
 #: The checks that make sense for a part of the servers.

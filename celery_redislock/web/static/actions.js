@@ -1,4 +1,4 @@
-// What may be done: break locks, drop those who wait for them, end a run, hold a lock. Each is shown first.
+// What may be done: break locks, drop those who wait for them, end a run, suspend a lock. Each is shown first.
 import { clock, count, el, mark, plain, say, taskOf, what } from "./format.js";
 
 const SHOWN = 20;
@@ -27,23 +27,23 @@ export function askToDrop(row, shown, about) {
 }
 
 // No new run gets this lock for a while.
-export function askToHold(row, about) {
+export function askToSuspend(row, about) {
   const length = el("select", { id: "length" }, ...Object.entries({ "10 minutes": 600, "1 hour": 3600, "8 hours": 28800, "1 day": 86400 })
     .map(([text, seconds]) => el("option", { value: seconds }, text)));
   const why = el("input", { id: "why", autocomplete: "off", maxlength: 200 });
   length.value = 3600;
-  ask(about, "Hold this lock?", "Hold it", "hold", [row], [
+  ask(about, "Suspend this lock?", "Suspend it", "suspend", [row], [
     el("p.note", {}, "A run that has the lock goes on. Calls that come do what they do as duplicates: those that skip do not run at all. "
       + "It ends by itself."),
     el("label", { for: "length" }, "For"), length, el("label", { for: "why" }, "Why: lists and logs say it"), why,
-  ], () => "The lock is on hold.", () => ({ seconds: Number(length.value), why: why.value.trim() }));
+  ], () => "The lock is suspended.", () => ({ seconds: Number(length.value), why: why.value.trim() }));
 }
 
-export function askToUnhold(row, about) {
-  ask(about, "End this hold?", "End the hold", "unhold", [row], [
-    el("p.note", {}, `On hold by ${plain(row.node ?? "nobody known")}${row.description ? `: ${plain(row.description)}` : ""}. `
-      + "If all locks of a task are on hold, it ends for all of them."),
-  ], ([done]) => `Ended: the hold of ${plain(done.target)}.`);
+export function askToResume(row, about) {
+  const { by, why } = row.suspension;
+  ask(about, "Resume?", "Resume", "resume", [row], [
+    el("p.note", {}, `Suspended by ${plain(by)}${why ? `: ${plain(why)}` : ""}. If a task is suspended, all its locks are resumed.`),
+  ], ([done]) => `Resumed: ${plain(done.target)}.`);
 }
 
 // The tasks that wait for these locks, one row for each.

@@ -1,6 +1,6 @@
 // A lock's own page: who has it, who waits, what happened as far back as that is kept.
 import { arrange, clock, count, el, inWords, mark, plain, quoted, say, shortId, tail, taskOf, units, what, wrap } from "./format.js";
-import { askToBreak, askToDrop, askToEnd, askToHold, askToUnhold } from "./actions.js";
+import { askToBreak, askToDrop, askToEnd, askToSuspend, askToResume } from "./actions.js";
 import { Lease, about, argumentsOf, whoWaits } from "./rows.js";
 import { Timeline, how, saidOf } from "./timeline.js";
 import { STATES } from "./states.js";
@@ -31,11 +31,11 @@ export class LockPage {
       lanes: el("ul.lanes"), axis: el("div.axis", { "aria-hidden": "true" }),
       waiting: el("h3"), room: el("ol.room"), deferred: el("ul.room"), past: el("tbody"),
       drop: el("button.break", { type: "button", onclick: () => this.#askToDrop() }, "Drop them …"),
-      hold: el("button.break", { type: "button", onclick: () => askToHold(this.#shown, this.#model.about) }, "Hold …"),
+      suspend: el("button.break", { type: "button", onclick: () => askToSuspend(this.#shown, this.#model.about) }, "Suspend …"),
     };
     this.#place.append(
       el("p", {}, part.back),
-      el("div.title", {}, part.title, part.label, part.hold), el("p.key", {}, part.key), part.state, part.slots,
+      el("div.title", {}, part.title, part.label, part.suspend), el("p.key", {}, part.key), part.state, part.slots,
       el("section", {}, part.axis, part.lanes),
       el("div.columns", {},
         el("section", {}, el("div.head", {}, part.waiting, part.drop), part.room, part.deferred),
@@ -86,7 +86,7 @@ export class LockPage {
     wrap(part.key, plain(rows[0]?.key ?? this.#name));
     say(part.command, `celery -A ${quoted(plain(this.#model.about.app || "proj"))} redislock show ${quoted(plain(this.#name))}`);
     this.#shown = thing;
-    part.hold.hidden = !(this.#model.about.may_break && rows[0]?.key) || rows.some((row) => row.state === "on hold");
+    part.suspend.hidden = !(this.#model.about.may_break && rows[0]?.key) || rows.some((row) => row.state === "suspended");
     const { live, looked } = this.#model;
     say(part.state, rows.length ? "" : looked ? `Nobody ${live ? "holds it and nobody waits for it now" : "held it or waited for it"}.` : "Not known yet.");
     this.#showSlots(rows);
@@ -180,10 +180,10 @@ class Slot {
   held = el("span");
   trouble = el("span.trouble");
   end = el("button.break", { type: "button", onclick: () => askToEnd(this.row, this.model.about) }, "End the run …");
-  unhold = el("button.break", { type: "button", onclick: () => askToUnhold(this.row, this.model.about) }, "End the hold …");
+  resume = el("button.break", { type: "button", onclick: () => askToResume(this.row, this.model.about) }, "Resume …");
   button = el("button.break", { type: "button", onclick: () => askToBreak(this.row, this.model.about) }, "Break …");
   element = el("div.slot", {}, el("div.line", {}, this.state, this.held, this.lease.element, this.trouble,
-    el("span.buttons", {}, this.end, this.unhold, this.button)), this.facts);
+    el("span.buttons", {}, this.end, this.resume, this.button)), this.facts);
   row = null;
 
   constructor(model) {
@@ -195,7 +195,7 @@ class Slot {
     mark(this.state, "data-state", row.state);
     mark(this.state, "title", STATES[row.state]);
     this.button.hidden = !(this.model.about.may_break && row.holder);
-    this.unhold.hidden = !(this.model.about.may_break && row.state === "on hold");
+    this.resume.hidden = !(this.model.about.may_break && row.state === "suspended");
     this.end.hidden = this.button.hidden || !isHeld(row) || !row.task_id;
     const task = taskOf(row), usual = this.model.usual[task], warn = this.model.about.warn_after?.[task];
     const facts = { Arguments: argumentsOf(row), Says: row.description, Task: row.task_id, Attempt: row.attempt || null, Node: row.node, Process: row.pid,

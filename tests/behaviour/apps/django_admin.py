@@ -24,7 +24,7 @@ from shop.celery import app  # noqa: E402
 from shop.models import Product  # noqa: E402
 from shop.tasks import index_product  # noqa: E402
 
-from celery_redislock.operations import hold_locks, list_locks, unhold_locks  # noqa: E402
+from celery_redislock.operations import list_locks, resume, suspend  # noqa: E402
 
 LIST = "/admin/shop/product/"
 
@@ -114,10 +114,9 @@ out["log"] = [
 ours = index_product.lock_key_for(lamp.pk)
 out["by"] = [each.broken_by for each in list_locks(app) if each.key == ours]
 
-hold_locks(app, lock=ours, seconds=60, why="moving", by="anna@host")
-index_product.delay(lamp.pk)
-out["on_hold"] = column(anna.get(f"{LIST}?o=1"))
-unhold_locks(app, lock=ours)
+suspend(app, lock=ours, seconds=60, why="moving", by="anna@host", unknown=True)
+out["suspended"] = column(anna.get(f"{LIST}?o=1"))
+resume(app, lock=ours)
 
 # More rows than Django takes fields.
 Product.objects.bulk_create(Product(name=f"many {n}", price=1) for n in range(1100))

@@ -1,7 +1,7 @@
 """What stands in Redis is written and read alike in Lua and in Python.
 
 `values.lua`, `runs.lua` and `records.lua` are beside `holders`, `notes.lua` beside `notes`,
-`entries.lua` beside `entries`, and `holds.lua` beside `holds`.
+`entries.lua` beside `entries`, and `suspended.lua` beside `suspensions`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.contract.scripts.test_scripts import FOLDER
 Lua = Callable[..., Any]
 
 #: The parts that own what stands in Redis.
-OWNERS = ("values", "notes", "runs", "records", "entries", "history", "holds")
+OWNERS = ("values", "notes", "runs", "records", "entries", "history", "suspended")
 TOKEN = "0123456789abcdef"
 KEYS = lock_keys("redislock", "formats")
 #: Ids of tasks may be any text.

@@ -177,8 +177,8 @@ def surroundings(
         ("HSET", of.entries, entry, f"|{NOW // 1000 - 9000}|{{}}"),
         ("ZADD", of.rooms, NOW // 1000, of.lock_id),
     )
-    ends, pattern = NOW // 1000 + dice.choice([-5, 90_000]), dice.choice(["^pkg%.task$", "^other$"])
-    sometimes(("HSET", of.holds, "task x", json.dumps([ends, "", pattern, HOLD])))
+    ends, task = NOW // 1000 + dice.choice([-5, 90_000]), dice.choice(["pkg.task", "other"])
+    sometimes(("SET", of.suspended, json.dumps({f"task {task}": {"until": ends}})))
     ahead = dice.choice([7, NOW - 1, NOW, NOW + 10_000_000, NOW * 2])
     commands.append(("SET", of.fence, ahead) if dice.random() < 0.8 else ("DEL", of.fence))
     if dice.random() < 0.7:
@@ -336,12 +336,12 @@ def test_many_of_these_states_are_plain_and_many_are_not(
 @pytest.mark.parametrize(
     ("script", "old", "new"),
     [
-        ("acquire", "done_note, waiters, room, holds)", "done_note, waiters, holds)"),
-        ("acquire", "done_note, waiters, room, holds)", "done_note, room, holds)"),
-        ("acquire", "done_note, waiters, room, holds)", "waiters, room, holds)"),
+        ("acquire", "done_note, waiters, room, suspended)", "done_note, waiters, suspended)"),
+        ("acquire", "done_note, waiters, room, suspended)", "done_note, room, suspended)"),
+        ("acquire", "done_note, waiters, room, suspended)", "waiters, room, suspended)"),
         (
             "acquire",
-            "'EXISTS', done_note, waiters, room, holds)",
+            "'EXISTS', done_note, waiters, room, suspended)",
             "'EXISTS', done_note, waiters, room)",
         ),
         ("acquire", " and redis.call('EXISTS', done_note) == 0 then", " then"),

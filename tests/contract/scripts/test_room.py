@@ -80,7 +80,8 @@ def test_a_free_lock_is_not_kept_for_the_message_of_one_that_would_overtake(room
     reply = room.store.run(calls.reserve(room.claim("newcomer"), 10))
     assert isinstance(reply, Busy)
     room.published(reply, "a")
-    assert (reply.holder, room.due_in) == (None, KEPT)
+    assert (reply.holder.task_id, reply.holder.queued) == (room.task_id("a"), True)
+    assert room.due_in == KEPT
     room.leave("a")
     assert room.store.run(calls.reserve(room.claim("newcomer"), 10)) == Reserved()
 

@@ -9,7 +9,6 @@ import pytest
 
 from celery_redislock.inspection.states import (
     AWAITED,
-    CLOSED,
     IN_TROUBLE,
     KEPT,
     NO_LOCK,
@@ -26,7 +25,7 @@ def text_of(path: str) -> str:
 
 
 def test_each_state_is_of_one_kind():
-    kinds = [*RUNNING, *KEPT, *CLOSED, *AWAITED, *NO_LOCK]
+    kinds = [*RUNNING, *KEPT, *AWAITED, *NO_LOCK, "foreign"]
     assert sorted(kinds) == sorted(STATES)
     assert set(IN_TROUBLE) < set(STATES)
 

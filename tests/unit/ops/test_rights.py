@@ -13,7 +13,8 @@ SOURCES = ROOT / "celery_redislock"
 
 
 def test_the_line_of_workers_has_exactly_the_commands_that_the_sources_use() -> None:
-    scripts = "".join(path.read_text() for path in SOURCES.glob("scripts/*.lua"))
+    paths = {*SOURCES.glob("scripts/*.lua")} - {SOURCES / "scripts/suspend.lua"}  # an operator's
+    scripts = "".join(path.read_text() for path in paths)
     used = set(re.findall(r"redis\.p?call\((?:in_front == '1' and )?'([A-Z]+)'", scripts))
     used |= set(re.findall(r"'LPUSH' or '([A-Z]+)'", scripts))
     # What only people look at, in `looking`, is not what workers need.
@@ -31,3 +32,10 @@ def test_the_line_of_workers_has_exactly_the_commands_that_the_sources_use() -> 
     assert cluster_rights() == [f"+{'|'.join(each).lower()}" for each in hash_slots.COMMANDS]
     assert {command.split()[0] for command in (*COMMANDS, *EXTRA)} == used
     assert {word for word in acl_lines()["workers"] if word[0] in "~-"} == {"~redislock:*", "-@all"}
+
+
+def test_operators_may_suspend_and_watchers_may_see_it() -> None:
+    text = (SOURCES / "scripts/suspend.lua").read_text()
+    used = {f"+{name.lower()}" for name in re.findall(r"redis\.call\('([A-Z]+)'", text)}
+    assert used <= {*acl_lines()["operators"]}
+    assert "+mget" in acl_lines()["watchers"]

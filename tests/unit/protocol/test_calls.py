@@ -13,7 +13,7 @@ from tests.contract.scripts.test_scripts import SCRIPTS
 
 ROOT = Path(celery_redislock.__file__).parent
 #: Where the exchanges are described.
-DESCRIPTIONS = ("protocol/calls.py", "protocol/rooms.py", "protocol/holds.py")
+DESCRIPTIONS = ("protocol/calls.py", "protocol/rooms.py")
 
 
 @functools.cache

@@ -36,6 +36,7 @@ from celery_redislock.protocol.claims import Acquired, Busy, Done, Free, Full, O
 from celery_redislock.protocol.clock import clock
 from celery_redislock.protocol.entries import slot_of
 from celery_redislock.protocol.holders import Holder
+from celery_redislock.protocol.suspensions import Suspension
 from celery_redislock.tasks import decide
 from celery_redislock.tasks.decide import (
     AGAIN,
@@ -73,6 +74,9 @@ NEWER = BUSY._replace(relation="newer")
 LATER = BUSY._replace(holder=Holder(task="t", task_id="later"))
 GOT = Acquired("{}", 1, 0.0)
 AWAY = LockUnavailable("a key", None, "the server is away")
+SUSPENSION = Suspension(task="t", by="anna@h", why="migration", since=1.0, ends_at=2.0)
+OFF = Busy(None, 9.0, "suspended", for_message=True, suspension=SUSPENSION)
+OFF_DUTY = Waits(Outcome.QUEUED, None, SUSPENSION)
 PARKED, FREE, FULL = Parked({}), Free({}), Full()
 RERUNS = Try(again=True, reruns=True)
 AWAIT_EARLIER = AwaitEarlier(1.0)
@@ -157,6 +161,7 @@ def on_error(choice: str, **header: Any) -> Case:
     return Case({"on_redis_error": choice}, header=header)
 
 
+QUEUES = policy(Queue())
 NEW, COPY = Case(), Case(header={"redelivered": True})
 RETRY = Case(raw={"retries": 1})
 FANOUT, FANOUT_COPY = (
@@ -267,7 +272,7 @@ TABLE: dict[str, tuple[Case, list[Answer], list[Question], Outcomes]] = {
     "skip": (policy(Skip()), [BUSY], [], SKIPPED),
     "skip with a result": (
         policy(Skip(result=None)), [BUSY], [],
-        TurnedAway(Outcome.SKIPPED_WITH_RESULT, HOLDER, None),
+        TurnedAway(Outcome.SKIPPED_WITH_RESULT, HOLDER, result=None),
     ),
     "raise": (policy(Raise()), [BUSY], [], TurnedAway(Outcome.RAISED, HOLDER)),
     "defer": (policy(Defer(delay=7)), [BUSY], [], deferred(7.0)),
@@ -347,11 +352,11 @@ TABLE: dict[str, tuple[Case, list[Answer], list[Question], Outcomes]] = {
     ),
     "coalesce with a result, and nobody would run it": (
         policy(Coalesce(result="r"), is_eager=True), [BUSY], [],
-        TurnedAway(Outcome.SKIPPED_WITH_RESULT, HOLDER, "r"),
+        TurnedAway(Outcome.SKIPPED_WITH_RESULT, HOLDER, result="r"),
     ),
     "replace with a result, as a retry": (
         policy(Replace(result="r"), raw={"retries": 1}), [BUSY], [],
-        TurnedAway(Outcome.SKIPPED_WITH_RESULT, HOLDER, "r"),
+        TurnedAway(Outcome.SKIPPED_WITH_RESULT, HOLDER, result="r"),
     ),
     "queue, and nobody would run it": (policy(Queue(), is_eager=True), [BUSY], [], SKIPPED),
     "coalesce": (
@@ -375,6 +380,60 @@ TABLE: dict[str, tuple[Case, list[Answer], list[Question], Outcomes]] = {
         [Park(BUSY, newest=True)], Waits(Outcome.COALESCED, HOLDER),
     ),
     "replace, as a retry": (policy(Replace(), raw={"retries": 1}), [BUSY], [], SKIPPED),
+    # An operator has suspended the task or the lock.
+    "suspended, skip": (NEW, [OFF], [], TurnedAway(Outcome.SKIPPED, suspension=SUSPENSION)),
+    "suspended, skip with a result": (
+        policy(Skip(result="r")), [OFF], [],
+        TurnedAway(Outcome.SKIPPED_WITH_RESULT, suspension=SUSPENSION, result="r"),
+    ),
+    "suspended, raise": (
+        policy(Raise()), [OFF], [], TurnedAway(Outcome.RAISED, suspension=SUSPENSION),
+    ),
+    "suspended, defer": (
+        policy(Defer(delay=7)), [OFF], [],
+        PutOff(7.0, Outcome.DEFERRED, suspension=SUSPENSION),
+    ),
+    "suspended, queue": (QUEUES, [OFF, PARKED], [Park(OFF, then=SKIP)], OFF_DUTY),
+    "suspended, coalesce": (
+        policy(Coalesce()), [OFF, PARKED], [Park(OFF, newest=True)],
+        Waits(Outcome.COALESCED, None, SUSPENSION),
+    ),
+    "suspended, replace": (
+        policy(Replace(grace=2)), [OFF, PARKED], [Park(OFF, newest=True, grace=2)],
+        Waits(Outcome.REPLACING, None, SUSPENSION),
+    ),
+    "suspended, wait": (
+        policy(Wait(timeout=9)), [OFF, OFF, PARKED],
+        [Await(OFF, 9.0, SKIP), Park(OFF, give_up=9.0, then=SKIP)], OFF_DUTY,
+    ),
+    "suspended, and its time in the room is over": (
+        policy(Queue(max_wait=5, then=Raise()), header={
+            "parked": True, "gave_up": True, "since": 1.0, "redelivered": True, "began": False,
+        }),
+        [OFF], [], TurnedAway(Outcome.RAISED, suspension=SUSPENSION),
+    ),
+    "suspended, and its time in the room is over, by an older release's header": (
+        policy(Wait(timeout=5), header={
+            "parked": True, "gave_up": True, "since": 1.0, "redelivered": True,
+        }),
+        [OFF, OFF], [Await(OFF, 5.0, SKIP)],
+        TurnedAway(Outcome.SKIPPED, suspension=SUSPENSION),
+    ),
+    "suspended, a retry": (RETRY, [OFF, PARKED], [Park(OFF)], OFF_DUTY),
+    "suspended, a redelivery": (
+        Case(mark={"redelivered": True}), [OFF, PARKED], [Park(OFF)], OFF_DUTY,
+    ),
+    "suspended, a retry, whatever its policy": (
+        policy(Queue(limit=1, max_wait=5, then=Raise()), raw={"retries": 1}), [OFF, PARKED],
+        [Park(OFF)], OFF_DUTY,
+    ),
+    "suspended, a retry from a fanout exchange": (
+        FANOUT._replace(raw={"retries": 1}, mark={"fanout": True, "queue": "q"}), [OFF], [],
+        PutOff(1.0, Outcome.DEFERRED, suspension=SUSPENSION),
+    ),
+    "suspended, and nobody would run it": (
+        EAGER, [OFF], [], TurnedAway(Outcome.SKIPPED, suspension=SUSPENSION),
+    ),
     "replace, and nobody would run it": (policy(Replace(), is_eager=True), [BUSY], [], SKIPPED),
 }  # fmt: skip
 
@@ -397,7 +456,7 @@ class QueueOfOnesOwn(Queue):
 
 
 HELD = Parked({}, holder=HOLDER)
-QUEUES, COALESCES = policy(Queue()), policy(Coalesce())
+COALESCES = policy(Coalesce())
 QUEUE_AT_ONCE = Park(NOBODY, then=SKIP, at_once=True)
 #: The same where the task's last call under this lock was put into the room: the first question is
 #: another one where the policy parks every duplicate. Facts, the answers, all the questions.
@@ -462,18 +521,18 @@ def test_a_task_is_not_parked_at_once_after_one_that_waits_under_another_lock():
     assert walk(QUEUES, [GOT], facts).asked == [FIRST]
 
 
-@pytest.mark.parametrize(("case", "answers", "redelivered", "sent"), [
+@pytest.mark.parametrize(("case", "answers", "began", "sent"), [
     (NEW, [OWN], True, ""),
     (NEW, [done(notes.EXPECTS_RESULT, age=9.0), BUSY], True, ""),
     (NEW, [done(notes.EXPECTS_RESULT)], True, "m"),
     (NEW, [NEWER], False, "m"),
     (RETRY, [EARLIER, EARLIER], False, "m"),
 ])  # fmt: skip
-def test_the_next_message_of_a_copy_counts_as_a_copy(case, answers, redelivered, sent):
+def test_the_next_message_of_a_copy_counts_as_a_copy(case, answers, began, sent):
     walked = walk(case, answers)
     assert isinstance(walked.decision, PutOff)
     message = walked.state.message
-    assert (message.redelivered, message.sent) == (redelivered, sent)
+    assert (message.began, message.copied, message.sent) == (began, began, sent)
 
 
 @pytest.mark.parametrize(("answer", "may_be_there"), [
@@ -522,19 +581,23 @@ def test_a_task_whose_time_is_over_leaves_the_room_before_its_policy_is_asked():
 
 
 @pytest.mark.parametrize(("known", "is_lasting"), [
-    ({}, False), ({"copied": True}, True), ({"redelivered": True}, True), ({"fanout": True}, True),
+    ({}, False), ({"copied": True}, True), ({"began": True, "copied": True}, True),
+    ({"fanout": True}, True),
 ], ids=repr)  # fmt: skip
 def test_a_note_lasts_if_a_copy_may_come_after_the_acknowledgement(known, is_lasting):
     _, state = NEW.delivery()
-    state = state._replace(**known) if "copied" in known else state.learn(**known)
+    state = state._replace(**known) if [*known] == ["copied"] else state.learn(**known)
     note = state.note_of(notes.ENDED)
     assert note == (notes.lasting(notes.ENDED) if is_lasting else notes.ENDED)
 
 
 def test_a_burst_waits_before_the_lock_is_asked_for():
     quiet = Park(NOBODY, newest=True, quiet=(5.0, 60.0))
-    walked = walk(policy(Debounce(quiet=5, max_wait=60)), [PARKED])
-    assert (walked.asked, walked.decision) == ([quiet], Waits(Outcome.DEBOUNCED, None))
+    for suspension in (None, SUSPENSION):
+        parked = Parked({}, suspension=suspension)
+        walked = walk(policy(Debounce(quiet=5, max_wait=60)), [parked])
+        waits = Waits(Outcome.DEBOUNCED, None, suspension)
+        assert (walked.asked, walked.decision) == ([quiet], waits)
     for later in (RETRY, Case(header={"parked": True}), FANOUT, EAGER):
         case = later._replace(options={"on_conflict": Debounce()})
         assert walk(case, [GOT]).asked == [FIRST]

@@ -16,7 +16,7 @@ import pytest
 from playwright.sync_api import expect, sync_playwright
 
 from celery_redislock import RedisLock, SingletonTask
-from celery_redislock.operations import list_holds
+from celery_redislock.operations import list_suspensions
 from tests.support.looking import (
     keep,
     lock_named,
@@ -224,26 +224,29 @@ def test_a_lock_is_held_for_a_while_and_the_hold_is_ended(page, app):
     take(app, "sync", "x")
     with opened(page, app, TOKEN):
         page.locator("#rows a").click()
-        page.get_by_role("button", name="Hold …", exact=True).click()
+        page.get_by_role("button", name="Suspend …", exact=True).click()
         page.get_by_label("For").select_option("8 hours")
         page.get_by_label("Why").fill("a migration")
         page.get_by_label("Token").fill(TOKEN)
-        page.get_by_role("button", name="Hold it").click()
-        expect(page.locator(".said")).to_have_text("The lock is on hold.")
+        page.get_by_role("button", name="Suspend it").click()
+        expect(page.locator(".said")).to_have_text("The lock is suspended.")
         page.get_by_role("button", name="Close").click()
-        (hold,) = list_holds(app)
-        assert (hold.why, round(hold.ends_at - hold.since)) == ("a migration", 8 * 3600)
+        (suspension,) = list_suspensions(app)
+        assert (suspension.why, round(suspension.ends_at - suspension.since)) == (
+            "a migration",
+            8 * 3600,
+        )
         task = app.tasks["sync"]
         task.break_lock("x")
-        own = RedisLock(app.conf.redislock_url, hold.lock, prefix=app.conf.redislock_prefix)
+        own = RedisLock(app.conf.redislock_url, suspension.lock, prefix=app.conf.redislock_prefix)
         assert not own.acquire(timeout=0)
-        expect(page.locator("#lock .state")).to_have_text("on hold")
+        expect(page.locator("#lock .state")).to_have_text("suspended")
         expect(page.locator("#lock")).to_contain_text("a migration")
-        expect(page.get_by_role("button", name="Hold …", exact=True)).to_be_hidden()
-        page.get_by_role("button", name="End the hold …").click()
-        page.get_by_role("button", name="End the hold", exact=True).click()
-        expect(page.locator(".said")).to_have_text(f"Ended: the hold of lock {hold.lock}.")
-        assert list_holds(app) == []
+        expect(page.get_by_role("button", name="Suspend …", exact=True)).to_be_hidden()
+        page.get_by_role("button", name="Resume …").click()
+        page.get_by_role("button", name="Resume", exact=True).click()
+        expect(page.locator(".said")).to_have_text(f"Resumed: lock {suspension.lock}.")
+        assert list_suspensions(app) == []
         assert own.acquire(timeout=0)
 
 

@@ -1,0 +1,28 @@
+"""What operators have suspended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..app.settings import app_locks
+from ..protocol.keys import in_all_buckets
+from ..protocol.suspensions import Suspension, in_force
+from ..servers.looking import read
+from ..servers.server import Server
+
+
+def suspensions(app: Any, server: Server | None = None) -> list[Suspension]:
+    """All suspensions that have not ended; what ends first comes first.
+
+    Args:
+        app: the Celery app.
+        server: look here, instead of at the app's server.
+
+    Raises:
+        LockUnavailable: the server did not answer, or does not allow it.
+    """
+    locks = app_locks(app)
+    server = server or locks.server
+    lists = server.joint(in_all_buckets(locks.prefix, "suspended"))
+    now, replies = read(server, [("MGET", *keys) for keys in lists])
+    return in_force((text for reply in replies for text in reply or ()), now)

@@ -1,0 +1,60 @@
+"""A task of each policy and scope, for an operator to suspend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from celery import Celery
+
+from celery_redislock import (
+    Coalesce,
+    Debounce,
+    Defer,
+    Queue,
+    Raise,
+    Replace,
+    SingletonTask,
+    Skip,
+    Wait,
+)
+
+from .bodies import CONF, new_app, run
+
+TASKS: dict[str, dict[str, Any]] = {
+    "skips": {"on_conflict": Skip(), "lock_label": "account {label}"},
+    "skips_with_a_result": {"on_conflict": Skip(result="busy")},
+    "raises": {"on_conflict": Raise()},
+    "defers": {"on_conflict": Defer(delay=0.5)},
+    "waits": {"on_conflict": Wait()},
+    "waits_briefly": {"on_conflict": Wait(timeout=2, then=Raise())},
+    "queues": {"on_conflict": Queue()},
+    "queues_briefly": {"on_conflict": Queue(max_wait=2, then=Raise())},
+    "queues_one": {"on_conflict": Queue(limit=1, then=Raise())},
+    "coalesces": {"on_conflict": Coalesce()},
+    "debounces": {"on_conflict": Debounce(quiet=0.5, max_wait=1)},
+    "replaces": {"on_conflict": Replace(grace=1)},
+    "two_queue": {"on_conflict": Queue(), "lock_limit": 2},
+    "pauses": {"on_conflict": Queue(), "lock_pause": 0.5},
+    "holds_its_retry": {"on_conflict": Skip(), "lock_across_retries": "hold"},
+    "unique": {"on_conflict": Queue(), "lock_scope": "queued+running"},
+    "unique_until_it_starts": {"lock_scope": "queued"},
+    "first_of_two": {"lock_key": "shared:{label}"},
+    "second_of_two": {"lock_key": "shared:{label}"},
+    "comes_back": {"acks_late": True, "reject_on_worker_lost": True, "lock_ttl": 2},
+}
+
+
+def suspendable(conf: Mapping[str, Any]) -> Celery:
+    app = new_app("suspendable", conf)
+    for name, options in TASKS.items():
+
+        def job(self: Any, label: str, how: str | float = 0.0) -> str:
+            return run(self, label, how)
+
+        defaults = {"base": SingletonTask, "bind": True, "lock_key": ["label"], "lock_ttl": 6}
+        app.task(**{**defaults, **options, "name": name, "shared": False})(job)
+    return app
+
+
+app = suspendable(CONF)

@@ -1,0 +1,460 @@
+"""What an operator suspends: calls do what they do as duplicates, what waits does so until the end,
+and nothing that has begun is lost.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+import zlib
+
+import pytest
+
+from celery_redislock import LockConflict, RedisLock, TaskSkipped
+from celery_redislock.operations import (
+    list_locks,
+    list_suspensions,
+    resume,
+    suspend,
+)
+from tests.behaviour.apps.suspendable import suspendable
+from tests.support.looking import run, told
+from tests.support.waiting import eventually, never
+
+APP = "tests.behaviour.apps.suspendable"
+QUEUE = "suspensions"
+#: What this module suspends is its own.
+PREFIX = f"redislock:suspended-{uuid.uuid4().hex[:8]}"
+WHY = "migration of the accounts"
+HOUR = 3600
+PARKS = ["waits", "queues", "coalesces", "debounces", "replaces", "two_queue", "pauses"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def worker(start_module_worker):
+    conf = {"redislock_prefix": PREFIX, "test_prefix": PREFIX}
+    return start_module_worker(app=APP, queues=QUEUE, concurrency=6, conf=conf)
+
+
+@pytest.fixture
+def app(conf, redis_server):
+    """The worker's app, as an operator has it."""
+    own = {"redislock_url": f"{redis_server.url}/0", "redislock_prefix": PREFIX}
+    with suspendable({**conf, **own}) as app:
+        yield app
+        for each in list_suspensions(app):
+            resume(app, each.task, lock=each.lock)
+
+
+@pytest.fixture
+def deliveries(worker):
+    """How often the worker was given a task's message."""
+    return lambda result: worker.log().count(f"[{result.id}] received")
+
+
+def row_of(app, name, label):
+    key = app.tasks[name].lock_key_for(label)
+    return next((each for each in list_locks(app) if each.key == key), None)
+
+
+def line_of(worker, text):
+    return next((each for each in worker.log().splitlines() if text in each), None)
+
+
+def waiting(app, name, label):
+    row = row_of(app, name, label)
+    return 0 if row is None else row.waiting
+
+
+# -- what becomes of calls ---------------------------------------------------------------------
+
+
+def test_a_call_is_skipped_while_its_task_is_suspended_and_runs_afterwards(
+    app, send, worker, journal, label
+):
+    made = run(app, "suspend", "skips", "--for", "1h", "--why", WHY)
+    assert "task skips" in made.stdout
+    (suspension,) = list_suspensions(app)
+    assert suspension.ends_at - suspension.since == pytest.approx(HOUR, abs=0.01)
+
+    explained = " ".join(run(app, "explain", "skips", label).stdout.split())
+    assert f"{WHY}: it would be skipped" in explained
+    skipped = send("skips", label)
+    with pytest.raises(TaskSkipped) as caught:
+        skipped.get(timeout=20)
+    assert str(caught.value).startswith("skipped, because the lock is suspended: ")
+    assert caught.value.holder is None
+    assert caught.value.suspension.why == WHY
+    (line,) = [each for each in worker.log().splitlines() if f"skips[{skipped.id}] (" in each]
+    assert f"is suspended: task skips, by {suspension.by} until " in line
+    assert line.endswith(f": {WHY}")
+    assert "WARNING/" in line, "no run of its own kept it from its work"
+
+    assert list_suspensions(app)[0].ended == 1
+    other = send("raises", label)
+    assert other.get(timeout=20) == label, "another task is not suspended"
+    assert "resumed: task skips" in run(app, "resume", "skips").stdout
+    assert send("skips", label).get(timeout=20) == label
+    assert "it is not suspended" in run(app, "resume", "skips").output
+
+
+def test_each_ends_as_its_policy_says(app, send, label):
+    for name in ("skips_with_a_result", "raises"):
+        suspend(app, name, seconds=HOUR, why=WHY)
+    assert send("skips_with_a_result", label).get(timeout=20) == "busy"
+    with pytest.raises(LockConflict, match=f"the lock is suspended: .*{WHY}") as caught:
+        send("raises", label).get(timeout=20)
+    assert caught.value.holder is None
+
+
+@pytest.mark.parametrize("name", PARKS)
+def test_what_waits_does_so_until_the_end_in_two_deliveries(
+    app, send, journal, label, name, deliveries
+):
+    suspension = suspend(app, name, seconds=6)
+    result = send(name, label)
+    eventually(lambda: waiting(app, name, label), "it waits")
+    row = row_of(app, name, label)
+    assert (row.state, row.suspension) == ("suspended", suspension)
+    assert result.get(timeout=30) == label
+    late = time.time() - suspension.ends_at
+    assert 0 <= late < 2
+    assert deliveries(result) == 2
+    assert list_suspensions(app) == []
+
+
+def test_what_waits_in_order_runs_in_order_once_it_is_resumed(app, send, journal, label):
+    suspend(app, "queues", seconds=HOUR)
+    sent = []
+    for count in range(1, 5):
+        sent.append(send("queues", label))
+        eventually(lambda n=count: waiting(app, "queues", label) == n, "it waits")
+    never(lambda: journal.count(label, "start"), "one runs", 2)
+    assert send("skips", label).get(timeout=20) == label, "no pool slot is taken"
+    resume(app, "queues")
+    assert [each.get(timeout=30) for each in sent] == [label] * 4
+    ran = [each.task_id for each in journal.read(label, "start") if each.task_id != label]
+    assert ran[-4:] == [each.id for each in sent]
+    assert not journal.overlaps(label)
+
+
+@pytest.mark.parametrize("name", ["queues_briefly", "waits_briefly"])
+def test_a_time_to_wait_is_kept_under_a_long_suspension(
+    app, send, journal, label, name, deliveries
+):
+    """42 deliveries of one task, once, and no end."""
+    began = time.monotonic()
+    suspend(app, name, seconds=HOUR)
+    result = send(name, label)
+    with pytest.raises(LockConflict):
+        result.get(timeout=20)
+    assert 2 <= time.monotonic() - began < 10
+    assert deliveries(result) == 2
+    assert journal.count(label, "start") == 0
+
+
+def test_a_limit_is_kept(app, send, label):
+    suspend(app, "queues_one", seconds=HOUR)
+    first = send("queues_one", label)
+    eventually(lambda: waiting(app, "queues_one", label) == 1, "it waits")
+    with pytest.raises(LockConflict):
+        send("queues_one", label).get(timeout=20)
+    resume(app, "queues_one")
+    assert first.get(timeout=30) == label
+
+
+def test_newer_calls_take_the_place_of_older_ones(app, send, journal, label):
+    suspend(app, "coalesces", seconds=HOUR)
+    first = send("coalesces", label)
+    eventually(lambda: waiting(app, "coalesces", label) == 1, "it waits")
+    second = send("coalesces", label)
+    with pytest.raises(TaskSkipped):
+        first.get(timeout=20)
+    resume(app, "coalesces")
+    assert second.get(timeout=30) == label
+
+
+def test_one_that_defers_is_deferred_by_its_own_delays(app, send, label, deliveries):
+    suspend(app, "defers", seconds=3)
+    result = send("defers", label)
+    assert result.get(timeout=30) == label
+    assert 3 <= deliveries(result) <= 9
+
+
+def test_what_runs_goes_on_also_where_a_newer_call_would_replace_it(app, send, journal, label):
+    first = send("replaces", label, "stand")
+    journal.await_start(label, first.id)
+    suspend(app, "replaces", seconds=HOUR)
+    second = send("replaces", label)
+    eventually(lambda: waiting(app, "replaces", label) == 1, "the newer one waits")
+    never(first.ready, "the run is ended", 3)
+    row = row_of(app, "replaces", label)
+    assert (row.state, row.suspension.task) == ("held", "replaces")
+    journal.let_go(first.id)
+    assert first.get(timeout=20) == label
+    resume(app, "replaces")
+    assert second.get(timeout=30) == label
+
+
+def test_what_expires_is_named_with_the_reason(app, send, worker, label):
+    suspend(app, "queues", seconds=4, why=WHY)
+    result = send("queues", label, expires=2)
+    with pytest.raises(Exception, match="expired"):
+        result.get(timeout=30)
+    line = eventually(lambda: line_of(worker, f"queues[{result.id}] ends as"), "it is said")
+    assert "WARNING/" in line or "ERROR/" in line
+    assert WHY in line
+
+
+# -- what has begun ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["skips", "raises", "queues_briefly"])
+def test_a_retry_waits_in_two_deliveries_and_is_never_dropped(
+    app, send, journal, label, name, deliveries
+):
+    first = send(name, label, "stand and retry")
+    journal.await_start(label, first.id)
+    suspend(app, name, seconds=HOUR)
+    journal.let_go(first.id)
+    eventually(lambda: waiting(app, name, label) == 1, "the retry waits")
+    never(first.ready, "it is dropped", 4)
+    resume(app, name)
+    assert first.get(timeout=30) == label
+    assert journal.count(label, "start") == 2
+    assert deliveries(first) == 3
+
+
+def test_a_retry_whose_lock_is_kept_goes_on(app, send, journal, label):
+    first = send("holds_its_retry", label, "stand and retry")
+    journal.await_start(label, first.id)
+    suspend(app, "holds_its_retry", seconds=HOUR)
+    journal.let_go(first.id)
+    assert first.get(timeout=30) == label
+
+
+def test_a_task_whose_child_was_killed_waits_and_runs_again(app, send, journal, label):
+    first = send("comes_back", label, "stand")
+    run_of_it = journal.await_start(label, first.id)
+    suspend(app, "comes_back", seconds=HOUR)
+    journal.kill(run_of_it)
+    eventually(lambda: waiting(app, "comes_back", label) == 1, "its copy waits", 30)
+    never(first.ready, "it is dropped", 2)
+    resume(app, "comes_back")
+    eventually(lambda: journal.count(label, "start") == 2, "it runs again")
+    journal.let_go(first.id)
+    assert first.get(timeout=30) == label
+
+
+# -- scopes, and locks that tasks share --------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["unique", "unique_until_it_starts"])
+def test_five_calls_of_a_task_that_is_unique_in_the_queue_are_one(app, journal, label, name):
+    suspend(app, name, seconds=HOUR)
+    task = app.tasks[name]
+    sent = {task.apply_async((label,), queue=QUEUE).id}
+    eventually(lambda: waiting(app, name, label) == 1, "its message waits")
+    sent |= {task.apply_async((label,), queue=QUEUE).id for _ in range(4)}
+    assert len(sent) == 1
+    never(lambda: journal.count(label, "start"), "it runs", 2)
+    resume(app, name)
+    assert task.AsyncResult(sent.pop()).get(timeout=30) == label
+    assert journal.count(label, "start") == 1
+    again = task.apply_async((label,), queue=QUEUE)
+    assert again.get(timeout=20) == label
+
+
+def test_another_task_of_the_same_lock_is_not_touched(app, send, journal, label):
+    suspend(app, "first_of_two", seconds=HOUR)
+    for _ in range(3):
+        assert send("second_of_two", label).get(timeout=20) == label
+        with pytest.raises(TaskSkipped):
+            send("first_of_two", label).get(timeout=20)
+
+
+def test_a_suspended_lock_is_so_for_all_its_tasks_and_outside_of_them(app, send, label):
+    name = f"shared:{label}"
+    suspend(app, lock=app.tasks["first_of_two"].lock_key_for(label), seconds=HOUR, unknown=True)
+    for each in ("first_of_two", "second_of_two"):
+        with pytest.raises(TaskSkipped):
+            send(each, label).get(timeout=20)
+    lock = RedisLock(app, name, timeout=0)
+    with pytest.raises(LockConflict) as caught, lock:
+        pass
+    assert caught.value.suspension.lock == name
+    resume(app, lock=name)
+    with lock:
+        assert lock.fence
+
+
+def test_a_lock_outside_of_tasks_is_acquired_when_its_suspension_ends(app, label):
+    lock = RedisLock(app, f"outside:{label}")
+    with lock:
+        suspension = suspend(app, lock=f"outside:{label}", seconds=2, by="deploy 71")
+        (row,) = [each for each in list_locks(app) if each.name == f"outside:{label}"]
+        assert (row.state, row.suspension) == ("held", suspension), "who has it keeps it"
+    assert lock.acquire(timeout=20)
+    assert 0 <= time.time() - suspension.ends_at < 2
+    lock.release()
+
+
+# -- ends, and names ---------------------------------------------------------------------------
+
+
+def test_a_suspension_that_is_set_again_has_the_new_end(app, send, label):
+    suspend(app, "queues", seconds=600, why="long")
+    result = send("queues", label)
+    eventually(lambda: waiting(app, "queues", label) == 1, "it waits")
+    suspend(app, "queues", seconds=1, why="short")
+    (left,) = list_suspensions(app) or [None]
+    assert left is None or left.why == "short"
+    assert result.get(timeout=20) == label
+
+
+def test_after_the_lists_are_lost_nothing_is_suspended(app, send, client, label):
+    suspend(app, "skips", seconds=HOUR)
+    client.delete(*client.scan_iter(f"{PREFIX}:*:suspended", count=10_000))
+    assert send("skips", label).get(timeout=20) == label
+    assert list_suspensions(app) == []
+    assert resume(app, "skips") is None
+    assert "it is not suspended; what is: nothing" in run(app, "resume", "skips").output
+
+
+@pytest.mark.parametrize(
+    ("command", "target"),
+    [
+        (("skips",), "task skips"),
+        (("task.to.come", "--unknown"), "lock task.to.come"),
+        (("task task.to.come", "--unknown"), "task task.to.come"),
+        (("skips", "x"), "lock skips:"),
+        (("first_of_two", "x"), "lock shared:x"),
+        (("shared:x", "--unknown"), "lock shared:x"),
+        (
+            (
+                f"{PREFIX}:{{{zlib.crc32(b'shared:x') % 1024}}}:lock:shared:x",
+                "--unknown",
+            ),
+            "lock shared:x",
+        ),
+    ],
+)
+def test_what_is_suspended_is_named_as_in_other_commands(app, command, target):
+    made = run(app, "suspend", *command, "--for", "60")
+    assert [each.target[: len(target)] for each in list_suspensions(app)] == [target], made.output
+    named = [each for each in command if each != "--unknown"]
+    assert f"resumed: {target}" in " ".join(run(app, "resume", *named).stdout.split())
+    assert list_suspensions(app) == []
+
+
+def test_a_lock_is_named_by_its_label_also_to_resume_it(app, send, journal, label):
+    held = send("skips", label, "stand")
+    journal.await_start(label, held.id)
+    made = told(app, "suspend", f"account {label}", "--for", "1h", "--why", WHY)
+    assert (made["label"], made["running"]) == (f"account {label}", 1)
+    shown = run(app, "show", "skips", label).stdout
+    assert WHY in shown
+    journal.let_go(held.id)
+    assert held.get(timeout=20) == label
+    listed = run(app, "list").stdout
+    assert listed.splitlines()[0].startswith("suspended until ")
+    assert f"(account {label})" in listed
+    eventually(lambda: row_of(app, "skips", label).state == "suspended", "an idle lock, too")
+    assert f"account {label}" in run(app, "resume", f"account {label}").stdout
+    assert row_of(app, "skips", label) is None
+
+
+def test_a_call_is_shown_as_it_was_named(app, label):
+    run(app, "suspend", "queues", label, "--for", "1h")
+    (found,) = list_suspensions(app)
+    assert found.label == f"queues {label}"
+    assert f"queues {label}" in run(app, "list").stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (("skip",), "did you mean skips"),
+        (("*",), "no task, and no lock"),
+        (("shop.*",), "no task, and no lock"),
+        (("account 4",), "no task, and no lock that anybody holds or waits for"),
+        (("skips", "x", "y", "z"), "skips"),
+        (("celery.backend_cleanup",), "takes no lock"),
+    ],
+)
+def test_a_name_that_nothing_has_is_refused(app, command, says):
+    done = run(app, "suspend", *command, "--for", "5m")
+    assert done.exit_code != 0
+    assert says in " ".join(done.output.split())
+    assert "nothing is suspended" in run(app, "suspend").stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"seconds": 5}, "either task or lock"),
+        ({"seconds": 5, "task": "skips", "lock": "b"}, "either task or lock"),
+        ({"seconds": 0, "task": "skips"}, "seconds=0; accepted"),
+        ({"seconds": "1h", "task": "skips"}, "seconds='1h'; accepted"),
+        ({"seconds": 5, "task": "skip"}, "did you mean skips"),
+    ],
+)
+def test_an_order_that_is_not_clear_is_refused(app, options, says):
+    with pytest.raises(ValueError, match=says):
+        suspend(app, **options)
+    assert list_suspensions(app) == []
+
+
+def test_a_command_says_what_is_missing(app):
+    assert "--for" in run(app, "suspend", "skips").output
+    assert "what?" in run(app, "resume").output
+    assert json.loads(run(app, "suspend", "--json").stdout) == []
+
+
+def test_doctor_and_list_say_what_is_suspended_and_what_came_of_it(app, send, label):
+    suspend(app, "skips", seconds=HOUR, why=WHY, by="anna@host")
+    suspend(app, "queues", seconds=2 * HOUR)
+    for _ in range(2):
+        with pytest.raises(TaskSkipped):
+            send("skips", label).get(timeout=20)
+    send("queues", label)
+    eventually(lambda: waiting(app, "queues", label) == 1, "it waits")
+    told = " ".join(run(app, "doctor").output.split())
+    assert f"task skips, by anna@host: {WHY}; because of it 2 calls ended without a run" in told
+    assert "because of it 0 calls ended without a run, and 1 now wait" in told
+    lines = run(app, "list").stdout.splitlines()
+    assert [line.split(",")[0].partition(": ")[2] for line in lines[:2]] == [
+        "task skips",
+        "task queues",
+    ]
+
+
+# -- what it costs -----------------------------------------------------------------------------
+
+
+def commands(client):
+    return client.info("stats")["total_commands_processed"]
+
+
+def test_few_commands_suspend_and_resume_a_task_and_many_locks_are_resumed_soon(conf, own_redis):
+    own = {"redislock_url": f"{own_redis.url}/0", "redislock_prefix": PREFIX}
+    with suspendable({**conf, **own}) as app, own_redis.client() as client:
+        list_suspensions(app)
+        before = commands(client)
+        suspend(app, "skips", seconds=HOUR)
+        between = commands(client)
+        assert between - before <= 100
+        resume(app, "skips")
+        assert commands(client) - between <= 100
+        assert not client.keys("*:suspended")
+
+        names = [f"lock-{number}" for number in range(2000)]
+        for name in names:
+            suspend(app, lock=name, seconds=HOUR, unknown=True)
+        assert len(list_suspensions(app)) == 2000
+        began = time.monotonic()
+        for name in names:
+            assert resume(app, lock=name)
+        assert time.monotonic() - began < 20, "two seconds, on a machine with nothing else to do"
+        assert not client.keys("*:suspended")
