@@ -227,7 +227,7 @@ class AsyncAcquisition:
         if isinstance(step, Ask):
             if step.call.script == "extend" and isinstance(self._asks, InThreads):
                 return await in_thread(partial(self._extend_in_thread, step.call))
-            return await self._asks.run(step.call, once=step.once)
+            return self._undone(await self._asks.run(step.call, once=step.once))
         lease.asked = True
         if isinstance(step, Sleep):
             return await asyncio.sleep(step.seconds)
@@ -258,11 +258,15 @@ class AsyncAcquisition:
             return await self._go(lease.extending()) and not lease.is_over
 
     def _extend_in_thread(self, call: Call[Extended]) -> Extended:
-        """The reply to an extension. The thread goes on if its coroutine is cancelled: so it undoes
-        the extension if the lock was released meanwhile.
+        """The reply to an extension. The thread goes on if its coroutine is cancelled."""
+        return self._undone(self._lease.server.run(call, once=True))
+
+    def _undone(self, reply: Extended) -> Extended:
+        """Give the lock back if it was released, and this extension took it again. Returns the
+        reply.
         """
-        reply = self._lease.server.run(call, once=True)
-        if self._lease.is_released and self._lease.revived_by(reply):
+        if self._lease.is_released and reply.takes_again:
+            self._lease.is_undone = True  # first: the release may find nothing for that
             self._release_in_thread(_RELEASE)
         return reply
 
@@ -295,7 +299,7 @@ class AsyncAcquisition:
         except BaseException:
             self._release_in_thread(release)
             raise
-        return settled.ours and not lease.is_lost
+        return (settled.ours or lease.is_undone) and not lease.is_lost
 
     async def _leave(self, failed: bool) -> None:
         """Release the lock at the end of a block.

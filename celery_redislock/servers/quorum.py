@@ -217,6 +217,7 @@ class Quorum(Server):
             raise self._unavailable(call.keys[0], answers, failures)
         if answer.outcome != NOT_OURS and any(each.outcome == NOT_OURS for each in answers):
             self._ask_all(retaking(call), purpose)
+            answer = answer._replace(is_repaired=True)
         return answer
 
     def _taken(
