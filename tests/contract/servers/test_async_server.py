@@ -26,6 +26,7 @@ from celery_redislock.protocol.calls import Release, settle
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.servers import async_node
 from celery_redislock.servers.threads import give_back, threads
+from celery_redislock.servers.wire import Wire, Wires
 from tests.support.clusters import ClusterSet, url_of_quorum
 from tests.support.servers import Proxy, RedisServer, SentinelServer, free_port
 from tests.support.tls import Certificate
@@ -191,6 +192,40 @@ def test_a_release_on_a_connection_that_was_cut_is_no_proof_of_a_loss(
     assert "LOST" not in caplog.text
     with own_redis.client() as client:
         assert not client.exists(lock_keys("redislock", label).lock)
+
+
+@pytest.mark.parametrize("when", ["as soon as it is made", "at its last reply"])
+def test_a_connection_that_is_made_when_its_acquire_is_cancelled_is_closed(
+    run, own_redis, label, monkeypatch, when
+) -> None:
+    made: list[Wire] = []
+    asks: list[asyncio.Task[bool]] = []
+    make, hold = Wires._made, Wire.hold
+
+    async def made_just_now(wires: Wires, timeout: float) -> Wire:
+        wire = await make(wires, timeout)
+        if when == "as soon as it is made":
+            asks[0].cancel()
+        return wire
+
+    async def held(wire: Wire, *args: Any) -> Any:
+        made.append(wire)
+        result = await hold(wire, *args)
+        if when == "at its last reply":
+            asks[0].cancel()
+        return result
+
+    monkeypatch.setattr(Wires, "_made", made_just_now)
+    monkeypatch.setattr(Wire, "hold", held)
+
+    async def main() -> None:
+        asks.append(asyncio.create_task(AsyncRedisLock(own_redis.url, label).acquire(0)))
+        await asyncio.wait(asks)
+        assert asks[0].cancelled()
+        assert [wire.is_ours for wire in made] == [False]
+        await soon(lambda: not sockets_to(own_redis.port), "its socket is closed")
+
+    run(main())
 
 
 def test_what_a_burst_opened_is_closed_later(run, own_redis, label, monkeypatch) -> None:
