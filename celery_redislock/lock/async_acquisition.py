@@ -18,17 +18,15 @@ from ..protocol.exchange import Call
 from ..protocol.waiting import Sleep, Step, Try, waiting
 from ..servers.async_server import AsyncServer, InThreads
 from ..servers.server import Server
-from ..servers.threads import give_back, in_thread
+from ..servers.threads import give_back
 from .lease import Lease
 from .ownership import out_of_sight
 from .right import Ask
 
 T = TypeVar("T")
 
-#: The most locks of a server and loop for which a connection blocks. Waiters for further locks
-#: ask again and again.
-LISTENING: Final = 32
-#: Between so many seconds they ask again, and the more of them there are the more seldom.
+#: Between so many seconds waiters ask again if a connection cannot block for each of them, and the
+#: more of them there are the more seldom.
 ASK_AGAIN: Final = (0.05, 0.15)
 #: A release outside of tasks publishes no message.
 _RELEASE: Final = Release(publishes=False)
@@ -226,17 +224,18 @@ class AsyncAcquisition:
         lease = self._lease
         if isinstance(step, Ask):
             if step.call.script == "extend" and isinstance(self._asks, InThreads):
-                return await in_thread(partial(self._extend_in_thread, step.call))
-            return await self._asks.run(step.call, once=step.once)
+                extend = partial(self._extend_in_thread, step.call)
+                return await self._asks.in_turn(lease.key, extend)
+            return self._undone(await self._asks.run(step.call, once=step.once))
         lease.asked = True
         if isinstance(step, Sleep):
             return await asyncio.sleep(step.seconds)
         if isinstance(step, Try):
             return lease.take(await self._asks.run(step.call, hold_off=step.hold_off))
-        often = self._asks.asking / LISTENING
-        if often <= 1:
+        crowd = self._asks.crowd
+        if crowd <= 1:
             return lease.take(await self._asks.block(*step), clock())
-        await asyncio.sleep(min(step.seconds, random.uniform(*ASK_AGAIN) * often))
+        await asyncio.sleep(min(step.seconds, random.uniform(*ASK_AGAIN) * crowd))
         return lease.take(await self._asks.run(step.call, hold_off=0.0), clock())
 
     # -- what the holder may believe ------------------------------------------------------
@@ -258,11 +257,15 @@ class AsyncAcquisition:
             return await self._go(lease.extending()) and not lease.is_over
 
     def _extend_in_thread(self, call: Call[Extended]) -> Extended:
-        """The reply to an extension. The thread goes on if its coroutine is cancelled: so it undoes
-        the extension if the lock was released meanwhile.
+        """The reply to an extension. The thread goes on if its coroutine is cancelled."""
+        return self._undone(self._lease.server.run(call, once=True))
+
+    def _undone(self, reply: Extended) -> Extended:
+        """Give the lock back if it was released, and this extension took it again. Returns the
+        reply.
         """
-        reply = self._lease.server.run(call, once=True)
-        if self._lease.is_released and self._lease.revived_by(reply):
+        if self._lease.is_released and reply.takes_again:
+            self._lease.is_undone = True  # first: the release may find nothing for that
             self._release_in_thread(_RELEASE)
         return reply
 
@@ -295,7 +298,7 @@ class AsyncAcquisition:
         except BaseException:
             self._release_in_thread(release)
             raise
-        return settled.ours and not lease.is_lost
+        return (settled.ours or lease.is_undone) and not lease.is_lost
 
     async def _leave(self, failed: bool) -> None:
         """Release the lock at the end of a block.

@@ -83,6 +83,8 @@ class Heartbeat:
         #: Is there once the thread runs. The thread puts it in, and a second one finds it.
         self._thread: dict[str, object] = {}
         self._in_flight: frozenset[_Ref] = frozenset()
+        #: Those of them that were discarded, and whose reply nobody waits for.
+        self._overtaken: set[_Ref] = set()
         #: Leases with an unanswered extension, which may reach the server at any time.
         self._unanswered: frozenset[_Ref] = frozenset()
         self._start_turn = Turn()
@@ -124,6 +126,8 @@ class Heartbeat:
         give_up = clock() + lease.ttl / 6
         while wait and ref in self._in_flight and clock() < give_up:
             time.sleep(IN_FLIGHT)
+        if ref in self._in_flight:
+            self._overtaken.add(ref)
         return True
 
     def beat_now(self, lease: Extendable) -> None:
@@ -202,6 +206,7 @@ class Heartbeat:
             for lease in batch
             if (extension := lease.extension(sent_at)) is not None
         ]
+        self._overtaken = set()
         self._in_flight = frozenset(ref for ref, _, _ in asked)
         try:
             # Leases discarded between the collection and the line above must not be extended.
@@ -214,7 +219,8 @@ class Heartbeat:
         finally:
             self._in_flight = frozenset()
         for (ref, lease, _), reply in pairs:
-            lease.answered(reply, sent_at, discarded=ref not in self._leases)
+            # Who waited for the reply, or discards the lease only now, releases the lock after it.
+            lease.answered(reply, sent_at, discarded=ref in self._overtaken)
 
 
 def _extend_all(

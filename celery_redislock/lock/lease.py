@@ -250,7 +250,9 @@ class Lease(Right):
         if not settled.ours:
             self._go(self.asking_why(call))
         self.is_over = True
-        return settled._replace(ours=False) if self.is_lost else settled
+        if self.is_lost or self.is_undone:
+            return settled._replace(ours=not self.is_lost)
+        return settled
 
     def to_release(self, release: Release, how: str, wait: bool = True) -> Release:
         """How to release the lock, which is no longer extended. See `release`."""
@@ -349,15 +351,16 @@ class Lease(Right):
         """Take the reply to an extension. See `Extendable`."""
         if discarded:
             # The lock was released while we asked: the release stopped waiting for this reply.
-            if isinstance(reply, Extended) and self.revived_by(reply):
+            if isinstance(reply, Extended) and reply.takes_again:
                 self._undo()
-        elif isinstance(reply, LockUnavailable):
-            self.not_extended(reply.reason, clock())
-        else:
+        elif not isinstance(reply, LockUnavailable):
             self.extended(reply, sent_at)
+        elif not self.is_released:
+            self.not_extended(reply.reason, clock())
 
     def _undo(self) -> None:
         """Release a lock that an extension brought back."""
+        self.is_undone = True  # first: the release that goes on may find nothing for that
         try:
             self.server.run(settle(self.claim, Release(publishes=False)), purpose="heartbeat")
         except LockUnavailable as exc:

@@ -123,7 +123,8 @@ class Right:
         in_doubt: the server may have carried out a request for the lock whose reply got lost.
         unanswered: how many extensions may reach the server at any time, and retake the lock.
         is_over: the lock was given back, or we tried to give it back.
-        is_released: a release is on its way, or was: what revives the lock is to be undone.
+        is_released: a release is on its way, or was: it alone finds out whether the lock was lost.
+        is_undone: an extension took the lock again, and that was, or is being, undone.
         tried_to_release: the server may have given the lock back already.
         is_lost: ownership can no longer be confirmed. It stays True.
         replaced_by: the task for which the run must end, or None.
@@ -136,7 +137,7 @@ class Right:
     fence = counter = unanswered = 0
     stored = lost_because = ""
     acquired_at = deadline = next_beat = 0.0
-    asked = in_doubt = is_over = is_released = tried_to_release = is_lost = False
+    asked = in_doubt = is_over = is_released = is_undone = tried_to_release = is_lost = False
     replaced_by: Holder | None = None
     description: str | None = None
     _is_troubled = False
@@ -270,11 +271,6 @@ class Right:
         self._is_troubled = True
         self.next_beat = min(now + RETRY_EVERY, self.deadline)
 
-    def revived_by(self, reply: Extended) -> bool:
-        """Whether this extension may have brought back a lock that was given back meanwhile."""
-        # It had vanished; or the release overtook the extension on some of a quorum's servers.
-        return reply.outcome == RETAKEN or (self.is_released and reply.outcome != NOT_OURS)
-
     # -- the end --------------------------------------------------------------------------
 
     def asking_why(self, call: Call[Any]) -> Generator[Ask, Extended, None]:
@@ -282,7 +278,7 @@ class Right:
         that the run does not know of. The loss is told with the answer.
         """
         is_known = self.is_lost or self.replaced_by is not None
-        if not self.fence or is_known or call.in_doubt:
+        if not self.fence or is_known or call.in_doubt or self.is_undone:
             return
         reply = None
         try:
@@ -302,7 +298,8 @@ class Right:
 
     def lose(self, why: str, at_release: bool = False) -> None:
         """Ownership can no longer be confirmed."""
-        if self.is_lost or (self.is_over and not at_release):
+        # What a release freed is not ours either.
+        if self.is_lost or ((self.is_over or self.is_released) and not at_release):
             return
         self.is_lost, self.lost_because = True, why
         if self._is_first("loses"):

@@ -302,6 +302,7 @@ class Extended(NamedTuple):
         replaced_by: the newer run that waits for this one to end, or None.
         ends_in: seconds after which this run is ended for the newer one.
         broken_by: the operator who broke the lock; "" if not known; None if nobody did.
+        is_repaired: of independent servers, some had not the lock any more and took it again.
     """
 
     outcome: int
@@ -309,3 +310,9 @@ class Extended(NamedTuple):
     replaced_by: Holder | None = None
     ends_in: float = 0.0
     broken_by: str | None = None
+    is_repaired: bool = False
+
+    @property
+    def takes_again(self) -> bool:
+        """Whether a lock that had vanished was taken again: perhaps one that was given back."""
+        return self.outcome == RETAKEN or self.is_repaired

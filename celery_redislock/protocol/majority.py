@@ -39,7 +39,7 @@ def extended(answers: Sequence[Extended], majority: int) -> Extended | None:
         replaced = next((each for each in ours if each.replaced_by is not None), ours[0])
         retaken = sum(each.outcome == RETAKEN for each in ours)
         outcome = EXTENDED if len(ours) - retaken >= majority else RETAKEN
-        return replaced._replace(outcome=outcome, counter=counter)
+        return replaced._replace(outcome=outcome, counter=counter, is_repaired=retaken > 0)
     return Extended(NOT_OURS, counter) if len(answers) - len(ours) >= majority else None
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import weakref
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from redis.exceptions import RedisError
 
 from ..errors import LockUnavailable
 from ..protocol.clock import clock
 from ..protocol.exchange import Call
-from .async_server import OnConnections, Undo
+from .async_server import ASKING, OnConnections, Undo
 from .connections import IDLE_FOR
 from .line import Line
 from .node import Node
@@ -22,9 +22,6 @@ from .talk import Begin, block, ends_connection, may_repeat, operation_timeout, 
 from .wire import Wire, Wires
 
 T = TypeVar("T")
-
-#: The most connections that ask at a time. One that blocks is not counted, see `LISTENING`.
-ASKING: Final = 16
 
 
 class AsyncNode(OnConnections):

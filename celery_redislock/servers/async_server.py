@@ -7,11 +7,12 @@ try is known to the `Server` in whose place it asks.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from ..errors import LockUnavailable
 from ..protocol.clock import clock
@@ -19,11 +20,16 @@ from ..protocol.exchange import Call, Query
 from .line import Line
 from .restarts import HeldOff
 from .server import Server, Tries
-from .talk import Begin, make_call, replies_to
-from .threads import give_back, in_thread, threads
+from .talk import Begin, make_call, replies_to, transient
+from .threads import askers, give_back
 
 T = TypeVar("T")
 
+#: The most connections that ask at a time. One that blocks is not counted, see `LISTENING`.
+ASKING: Final = 16
+#: The most locks of a server and loop for which a connection blocks. Waiters for further locks
+#: ask again and again.
+LISTENING: Final = 32
 #: Makes the call that gives back what an exchange takes, should the exchange be cancelled.
 Undo: TypeAlias = Callable[[], Call[Any]] | None
 
@@ -52,6 +58,11 @@ class AsyncServer(ABC):
         assert server is not None, "who asks has the server"
         return server
 
+    @property
+    def crowd(self) -> float:
+        """How many ask for a lock, in units of `LISTENING`. Above 1 none of them may block."""
+        return self.asking / LISTENING
+
     def line_for(self, key: str) -> Line:
         """The coroutines that wait for this lock. Only the first asks the server."""
         return self._lines.get(key) or self._lines.setdefault(key, Line())
@@ -72,6 +83,25 @@ class AsyncServer(ABC):
     def close(self) -> None:
         """Close every connection."""
 
+    async def _persist(
+        self,
+        key: str,
+        ttl: float,
+        once: bool,
+        hold_off: float | None,
+        attempt: Callable[..., Awaitable[T]],
+        *args: Any,
+    ) -> T:
+        """Repeat an attempt, with these arguments, until it succeeds, within bounds."""
+        began, tries = clock(), None
+        while True:
+            try:
+                return await attempt(*args)
+            except (HeldOff, LockUnavailable) as exc:
+                tries = tries or Tries(self._server, key, ttl, once, hold_off, began)
+                pause = tries.pause_after(exc)
+            await asyncio.sleep(pause)
+
 
 class OnConnections(AsyncServer):
     """A lock server that is asked on connections of asyncio."""
@@ -90,30 +120,20 @@ class OnConnections(AsyncServer):
 
     async def run(self, call: Call[T], *, once: bool = False, hold_off: float | None = None) -> T:
         replicas = self._server.min_replicas if call.takes else 0
+        key, ttl = call.keys[0], call.ttl
         sent_at, reply = await self._persist(
-            *(call.keys[0], call.ttl, once, hold_off, call.undo, make_call, call, replicas)
+            *(key, ttl, once, hold_off, self.exchange),
+            *(key, ttl, call.undo, make_call, call, replicas),
         )
         return call.read(reply, sent_at)
 
     async def ask(self, query: Query[T]) -> T:
         key, ttl = query.key, query.ttl
         replies = await self._persist(
-            *(key, ttl, False, 0.0, None, replies_to, query.commands, False, True)
+            *(key, ttl, False, 0.0, self.exchange),
+            *(key, ttl, None, replies_to, query.commands, False, True),
         )
         return query.read(replies)
-
-    async def _persist(
-        self, key: str, ttl: float, once: bool, hold_off: float | None, *question: Any
-    ) -> Any:
-        """Repeat an exchange until it succeeds, within bounds."""
-        began, tries = clock(), None
-        while True:
-            try:
-                return await self.exchange(key, ttl, *question)
-            except (HeldOff, LockUnavailable) as exc:
-                tries = tries or Tries(self._server, key, ttl, once, hold_off, began)
-                pause = tries.pause_after(exc)
-            await asyncio.sleep(pause)
 
 
 class InThreads(AsyncServer):
@@ -121,25 +141,73 @@ class InThreads(AsyncServer):
     connection asyncio does not have.
     """
 
+    def __init__(self, server: Server) -> None:
+        super().__init__(server)
+        self._line = Line(ASKING)
+        self._listening = 0
+
+    @property
+    def crowd(self) -> float:
+        # A cancelled wait leaves its thread only when the block is over.
+        return max(super().crowd, (self._listening + 1) / LISTENING)
+
     async def run(self, call: Call[T], *, once: bool = False, hold_off: float | None = None) -> T:
-        ask = partial(self._server.run, call, once=once, hold_off=hold_off)
-        return await self._in_thread(call, ask)
+        key, ttl = call.keys[0], call.ttl
+        ask = partial(self._server.attempt, call)
+        return await self._persist(key, ttl, once, hold_off, self.in_turn, key, ask, call.undo)
 
     async def block(self, call: Call[T], wake: str, seconds: float) -> T:
-        return await self._in_thread(call, partial(self._server.block, call, wake, seconds))
+        ask = partial(self._server.block, call, wake, seconds)
+        self._listening += 1
+        return await self._in_thread(ask, call.undo, self._has_listened)
 
     async def ask(self, query: Query[T]) -> T:
-        return await in_thread(partial(self._server.ask, query))
+        key, ttl = query.key, query.ttl
+        ask = partial(self._server.ask, query, once=True)
+        return await self._persist(key, ttl, False, 0.0, self.in_turn, key, ask, None)
 
     def close(self) -> None:
         """Do nothing: the connections are the server's."""
 
-    async def _in_thread(self, call: Call[Any], ask: Callable[[], T]) -> T:
-        asked = threads.submit(ask)
+    async def in_turn(self, key: str, ask: Callable[[], T], undo: Undo = None) -> T:
+        """Call this in a thread, one of few at a time. In an outage each of those who wait would
+        find out for itself, one after another: so one failure is that of all.
+
+        Args:
+            key: the key that it is about.
+            ask: asks the server, once.
+            undo: see `Undo`.
+        """
+        try:
+            await self._line.enter()
+        except LockUnavailable as exc:
+            raise LockUnavailable(key, None, exc.reason) from exc.__cause__
+        try:
+            return await self._in_thread(ask, undo, self._line.leave)
+        except LockUnavailable as exc:
+            if transient(exc.__cause__):
+                self._line.fail(exc)
+            raise
+
+    async def _in_thread(self, ask: Callable[[], T], undo: Undo, end: Callable[[], None]) -> T:
+        """Call this in a thread. `end` is called when the thread has ended, also if the caller was
+        cancelled before.
+        """
+        asked, loop = askers.submit(ask), asyncio.get_running_loop()
         try:
             return await asyncio.wrap_future(asked)
         except asyncio.CancelledError:
-            if not asked.cancelled() and call.undo is not None:
-                undo = partial(give_back, self._server, call.undo())
-                asked.add_done_callback(lambda done: undo())
+            if not asked.cancelled() and undo is not None:
+                back = partial(give_back, self._server, undo())
+                asked.add_done_callback(lambda done: back())
             raise
+        finally:
+            asked.add_done_callback(lambda done: _soon(loop, end))
+
+    def _has_listened(self) -> None:
+        self._listening -= 1
+
+
+def _soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(call)

@@ -66,19 +66,17 @@ class Quorum(Server):
         hold_off: float | None = None,
         purpose: str = "main",
     ) -> T:
-        if call.script in rooms.SCRIPTS:
-            raise LockUnavailable(call.keys[0], None, "independent servers have no waiting rooms")
-        fit = without_waiters(call)
-        answer: T = self._persist(
-            call.keys[0], call.ttl, once, hold_off, self._run_once, fit, purpose
-        )
+        key, ttl = call.keys[0], call.ttl
+        answer: T = self._persist(key, ttl, once, hold_off, self.attempt, call, purpose)
         return answer
 
-    def _run_once(self, call: Call[T], purpose: str) -> T:
-        was_in_doubt = call.in_doubt
-        answers, failures = self._ask_all(call, purpose)
+    def attempt(self, call: Call[T], purpose: str = "main") -> T:
+        if call.script in rooms.SCRIPTS:
+            raise LockUnavailable(call.keys[0], None, "independent servers have no waiting rooms")
+        fit, was_in_doubt = without_waiters(call), call.in_doubt
+        answers, failures = self._ask_all(fit, purpose)
         try:
-            answer: T = self._decide(call, answers, failures, purpose)
+            answer: T = self._decide(fit, answers, failures, purpose)
             call.in_doubt = was_in_doubt or majority.is_split(answers, self._majority)
             return answer
         except LockUnavailable:
@@ -149,8 +147,7 @@ class Quorum(Server):
 
     def _ask_all(self, call: Call[Any], purpose: str) -> tuple[list[Any], list[LockUnavailable]]:
         """The answers of the servers to this call, and the failures of the others."""
-        ask = methodcaller("run", call, once=True, hold_off=0, purpose=purpose)
-        return self._all(ask, [call] if call.script == GIVES_BACK else ())
+        return self._all(_asking(call, purpose), [call] if call.script == GIVES_BACK else ())
 
     def _all(
         self, ask: Callable[[Node], T], gives_back: Sequence[Call[Any]] = ()
@@ -217,6 +214,7 @@ class Quorum(Server):
             raise self._unavailable(call.keys[0], answers, failures)
         if answer.outcome != NOT_OURS and any(each.outcome == NOT_OURS for each in answers):
             self._ask_all(retaking(call), purpose)
+            answer = answer._replace(is_repaired=True)
         return answer
 
     def _taken(
@@ -239,13 +237,15 @@ class Quorum(Server):
                 return self._with_fence(call, got, purpose)
             except LockUnavailable as exc:
                 unavailable, busy = exc, []
+        is_answered = done is not None or (busy and len(answers) >= self._majority)
         if got or failures:
-            self._ask_all(undo(), purpose)
-        if done is not None:
-            return done
-        if busy and len(answers) >= self._majority:
-            return majority.busy(busy)
-        raise unavailable
+            undoes = undo()
+            # Who has no answer asks again, or releases. An undo that comes after that would free
+            # what was taken with the same token.
+            self._all(_asking(undoes, purpose), [undoes] if is_answered else ())
+        if not is_answered:
+            raise unavailable
+        return majority.busy(busy) if done is None else done
 
     def _with_fence(self, call: Call[Any], got: list[Any], purpose: str) -> Any:
         """The acquisition. A majority knows its fence before anybody uses it: the next majority has
@@ -270,6 +270,11 @@ class Quorum(Server):
         found = LockUnavailable(key, None, f"{why}: {failures[-1].reason}")
         found.__cause__ = failures[-1].__cause__
         return found
+
+
+def _asking(call: Call[Any], purpose: str) -> Callable[[Node], Any]:
+    """A function that asks a server once."""
+    return methodcaller("run", call, once=True, hold_off=0, purpose=purpose)
 
 
 def _there(node: Node) -> Node:

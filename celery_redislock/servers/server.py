@@ -74,6 +74,17 @@ class Server(ABC):
                 tries = tries or Tries(self, key, ttl, once, hold_off, began)
                 time.sleep(tries.pause_after(exc))
 
+    def attempt(self, call: Call[T], purpose: str = "main") -> T:
+        """One try of `run`.
+
+        Raises:
+            HeldOff, LockUnavailable: it failed.
+        """
+        replicas = (self.min_replicas,) if call.takes and self.min_replicas else ()
+        key, ttl = call.keys[0], call.ttl
+        sent_at, reply = self.exchange(key, ttl, purpose, make_call, call, *replicas)
+        return call.read(reply, sent_at)
+
     @abstractmethod
     def run_all(
         self, calls: Sequence[Call[T]], *, ttl: float, purpose: str = "main"

@@ -21,8 +21,10 @@ from .server import Server, Tries
 
 T = TypeVar("T")
 
-#: The most threads that ask lock servers for coroutines.
+#: The most threads that look up hosts and give back.
 THREADS: Final = 32
+#: More threads than are ever needed.
+ANY_NUMBER: Final = 2**31
 #: The most calls that are sent to a server together: well below a millisecond of its time each.
 AT_ONCE: Final = 500
 
@@ -33,9 +35,14 @@ async def in_thread(ask: Callable[[], T]) -> T:
 
 
 class _Threads:
-    """The threads. The interpreter waits for them when it exits."""
+    """Some threads. The interpreter waits for them when it exits.
 
-    def __init__(self) -> None:
+    Args:
+        most: how many there may be. Who waits for one waits for all that hang.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._executor: ThreadPoolExecutor | None = None
         at_fork(after_in_child=self._begin_again)
 
@@ -56,7 +63,7 @@ class _Threads:
     def submit(self, ask: Callable[[], T]) -> Future[T]:
         """Call this in a thread. When the interpreter exits, it is called at once."""
         if self._executor is None:
-            self._executor = ThreadPoolExecutor(THREADS, "redislock-async")
+            self._executor = ThreadPoolExecutor(self._most, "redislock-async")
         try:
             return self._executor.submit(ask)
         except RuntimeError:  # "cannot schedule new futures after shutdown"
@@ -160,7 +167,7 @@ def _give_back(server: Server, batch: list[_Return]) -> LockUnavailable | None:
             each.unheard(exc)
         return exc
     parts = [[each for key in group for each in by_key[key]] for group in groups]
-    others = [threads.submit(partial(_send, server, part)) for part in parts[1:]]
+    others = [askers.submit(partial(_send, server, part)) for part in parts[1:]]
     failures = [_send(server, parts[0]), *(other.result() for other in others)]
     return failures[-1] if None not in failures else None
 
@@ -200,4 +207,6 @@ def _send(server: Server, part: list[_Return]) -> LockUnavailable | None:
     return None if was_answered or not failed else failed[-1][1]
 
 
-threads: Final = _Threads()
+threads: Final = _Threads(THREADS)
+#: Those that ask lock servers for coroutines: each `InThreads` has only so many of them at a time.
+askers: Final = _Threads(ANY_NUMBER)

@@ -9,7 +9,6 @@ import math
 import os
 import select
 import socket
-from collections.abc import Coroutine
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -77,12 +76,29 @@ class Wires:
             redis.RedisError, OSError: it cannot be made.
         """
         try:
-            return await _in_time(self._made(timeout), timeout)
+            return await self._made_in_time(timeout)
         except AuthenticationError:
             if self._kwargs.get("credential_provider") is None:
                 raise
         # A token has expired just now: ask the provider again.
-        return await _in_time(self._made(timeout), timeout)
+        return await self._made_in_time(timeout)
+
+    async def _made_in_time(self, timeout: float) -> Wire:
+        """A new connection, within so many seconds in which the loop was not blocked."""
+        loop, task = asyncio.get_running_loop(), asyncio.ensure_future(self._made(timeout))
+        try:
+            for _ in range(2):
+                due = loop.time() + timeout
+                await asyncio.wait({task}, timeout=timeout)
+                if task.done():
+                    return task.result()
+                if loop.time() <= due + STOOD_STILL:
+                    break
+            raise RedisTimeoutError("no connection within the time")
+        except BaseException:
+            if not task.cancel() and not task.cancelled() and task.exception() is None:
+                task.result().close()  # it was made just when we were cancelled
+            raise
 
     async def _made(self, timeout: float) -> Wire:
         where = {}
@@ -240,22 +256,6 @@ class Wire:
             return
         self._is_late = True
         self.connection._writer.transport.abort()  # the read ends with an error
-
-
-async def _in_time(work: Coroutine[Any, Any, T], timeout: float) -> T:
-    """The result of this coroutine, within so many seconds in which the loop was not blocked."""
-    loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
-    try:
-        for _ in range(2):
-            due = loop.time() + timeout
-            await asyncio.wait({task}, timeout=timeout)
-            if task.done():
-                return task.result()
-            if loop.time() <= due + STOOD_STILL:
-                break
-    finally:
-        task.cancel()
-    raise RedisTimeoutError("no connection within the time")
 
 
 def _is_readable(descriptor: int) -> bool:

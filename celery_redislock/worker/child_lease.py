@@ -229,7 +229,7 @@ class ChildLease:
         return Extension(self.claim, self.claim.opening, 0, retake=False, max_hold=max_hold)
 
     def answered(self, reply: Extended | LockUnavailable, sent_at: float, discarded: bool) -> None:
-        if discarded:
+        if discarded or self._child_is_dead:
             return
         if isinstance(reply, LockUnavailable):
             logger.debug("redislock: could not extend the lock of pid %d: %s", self._pid, reply)

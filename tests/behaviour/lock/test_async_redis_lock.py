@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+import redis
 import redis.asyncio as aio
 import trio
 import uvloop
@@ -446,6 +447,47 @@ def test_an_extension_that_comes_late_to_one_of_a_quorum_brings_nothing_back(
         url = url_of_quorum(three_servers).replace(str(proxy.target_port), str(proxy.port))
         asyncio.run(main(url, proxy))
         free(AsyncRedisLock(url, label).key)
+
+
+@pytest.mark.parametrize("by", ["the heartbeat", "a coroutine", "a cancelled one"])
+@pytest.mark.parametrize("kind", ["one", "threads", "quorum"])
+def test_an_extension_whose_answer_comes_late_makes_a_release_no_loss(
+    three_servers, label, caplog, kind, by
+):
+    """The release is on its way when the answer comes, and nobody else is near."""
+
+    class Own(redis.Connection):
+        """Not known to asyncio."""
+
+    async def main(source: Any, proxy: Proxy) -> None:
+        lock = AsyncRedisLock(source, label, ttl=3 if by == "the heartbeat" else 60)
+        async with lock as held:
+            await held.extend()
+            came, goes_on = proxy.to_client.hold_back_one()
+            extends = None if by == "the heartbeat" else asyncio.create_task(held.extend())
+            await soon(came.is_set, "its answer is under way")
+            if extends is not None and by == "a cancelled one":
+                extends.cancel()
+                await asyncio.wait({extends})
+            releases = held.release()  # this begins with the call
+            goes_on.set()
+            with three_servers[2].client() as client:
+                never(lambda: not client.exists(held.key), "it is free", 0.3)
+            if extends is not None and by != "a cancelled one":
+                with pytest.raises(LockLost):
+                    await extends
+            assert await releases
+
+    with Proxy(three_servers[2].port) as proxy:
+        sources = {
+            "one": proxy.url,
+            "threads": redis.Redis(
+                connection_pool=redis.ConnectionPool(Own, host="127.0.0.1", port=proxy.port)
+            ),
+            "quorum": proxy.in_front_of(url_of_quorum(three_servers)),
+        }
+        asyncio.run(main(sources[kind], proxy))
+    assert "LOST" not in caplog.text
 
 
 def test_a_program_that_ends_at_once_leaves_nothing(redis_server, lock):

@@ -156,7 +156,7 @@ def test_what_is_taken_again_too_late_is_given_back_on_the_heartbeats_connection
             def run_all(self, calls, **options):
                 replies = super().run_all(calls, **options)
                 arrived.extend(reply.outcome for reply in replies)
-                heartbeat._leases.clear()  # given up meanwhile
+                heartbeat.discard(lease, wait=False)  # given up meanwhile
                 return replies
         store = Late(source_from_url(url))
         lease = Lease(store, make_claim(label, ttl=3))

@@ -181,6 +181,89 @@ def test_what_is_taken_again_after_it_could_not_be_left_is_given_back(redis_serv
     store.close()
 
 
+class Overtaking(Node):
+    """Its extension is answered when `goes_on` is set. The main thread's release then comes after
+    all that the heartbeat does for that answer.
+    """
+
+    def __init__(self, server):
+        super().__init__(source_from_url(server.url))
+        self.sent, self.goes_on = threading.Event(), threading.Event()
+
+    def run_all(self, calls, **options):
+        replies = super().run_all(calls, **options)
+        self.sent.set()
+        assert self.goes_on.wait(20)
+        return replies
+
+    def run(self, call, **options):
+        if call.script == "settle" and threading.current_thread() is threading.main_thread():
+            self.goes_on.set()
+            done = threading.Event()
+            heartbeat.call_soon(done.set)
+            assert done.wait(20)
+        return super().run(call, **options)
+
+
+@pytest.mark.parametrize("vanished", [False, True])
+@pytest.mark.parametrize("ttl", [3, 60])
+def test_what_an_extension_did_before_the_release_makes_it_no_loss(
+    redis_server, client, label, vanished, ttl, caplog
+):
+    """The release waits for a sixth of the ttl."""
+    lost = []
+    store = Overtaking(redis_server)
+    lease = Lease(store, make_claim(label, ttl=ttl), on_lost=lost.append)
+    lease.acquire()
+    if vanished:
+        client.delete(lease.key)
+    heartbeat.beat_now(lease)
+    assert store.sent.wait(20)
+    if ttl > 3:
+        threading.Timer(0.05, store.goes_on.set).start()
+
+    released = lease.release()
+
+    assert released is not None
+    assert released.ours
+    assert not client.exists(lease.key)
+    assert (lost, lease.is_lost, "LOST" in caplog.text) == ([], False, False)
+    store.close()
+
+
+def test_what_is_taken_again_before_it_is_left_is_left(redis_server, client, label):
+    store = Overtaking(redis_server)
+    lease = Lease(store, make_claim(label, ttl=60))
+    lease.acquire()
+    client.delete(lease.key)
+    heartbeat.beat_now(lease)
+    assert store.sent.wait(20)
+    threading.Timer(0.05, store.goes_on.set).start()
+    assert lease.leave_to(Heir(holders.held_for_retry, 9))
+    assert client.exists(lease.key)
+    store.close()
+
+
+def test_a_thread_that_extends_what_another_one_releases_reports_no_loss(store, label, caplog):
+    """Its request comes when the lock is free, and nobody knows yet."""
+    lost = []
+    lease = Lease(store, make_claim(label, ttl=60), on_lost=lost.append)
+    lease.acquire()
+
+    class Between(Node):
+        def run(self, call, **options):
+            reply = store.run(call, **options)
+            if call.script == "settle":
+                assert not lease.extend_now(retake=False)
+            return reply
+
+    lease.server = Between(store.pools)
+    released = lease.release()
+    assert released is not None
+    assert released.ours
+    assert (lost, lease.is_lost, "LOST" in caplog.text) == ([], False, False)
+
+
 def test_an_extension_after_a_sleep_is_not_late_for_that(store, label):
     """The right counts from before the sleep, and so the extension follows at once."""
     late = []

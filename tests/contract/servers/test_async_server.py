@@ -12,12 +12,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psutil
 import pytest
+import redis
 import redis.asyncio as aio
 import uvloop
 
@@ -25,7 +26,9 @@ from celery_redislock import AsyncRedisLock, LockUnavailable, RedisLock
 from celery_redislock.protocol.calls import Release, settle
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.servers import async_node
+from celery_redislock.servers.async_server import LISTENING
 from celery_redislock.servers.threads import give_back, threads
+from celery_redislock.servers.wire import Wire, Wires
 from tests.support.clusters import ClusterSet, url_of_quorum
 from tests.support.servers import Proxy, RedisServer, SentinelServer, free_port
 from tests.support.tls import Certificate
@@ -191,6 +194,39 @@ def test_a_release_on_a_connection_that_was_cut_is_no_proof_of_a_loss(
     assert "LOST" not in caplog.text
     with own_redis.client() as client:
         assert not client.exists(lock_keys("redislock", label).lock)
+
+
+@pytest.mark.parametrize("when", ["as soon as it is made", "at its last reply"])
+def test_a_connection_that_is_made_when_its_acquire_is_cancelled_is_closed(
+    run, own_redis, label, monkeypatch, when
+) -> None:
+    made: list[Wire] = []
+    asks: list[asyncio.Task[bool]] = []
+    make, hold = Wires._made, Wire.hold
+
+    async def made_just_now(wires: Wires, timeout: float) -> Wire:
+        wire = await make(wires, timeout)
+        if when == "as soon as it is made":
+            asks[0].cancel()
+        return wire
+
+    async def held(wire: Wire, *args: Any) -> Any:
+        made.append(wire)
+        result = await hold(wire, *args)
+        if when == "at its last reply":
+            asks[0].cancel()
+        return result
+
+    monkeypatch.setattr(Wires, "_made", made_just_now)
+    monkeypatch.setattr(Wire, "hold", held)
+
+    async def main() -> None:
+        asks.append(asyncio.create_task(AsyncRedisLock(own_redis.url, label).acquire(0)))
+        await asyncio.wait(asks)
+        assert asks[0].cancelled()
+        assert [wire.is_ours for wire in made] == [False]
+
+    run(main())
 
 
 def test_what_a_burst_opened_is_closed_later(run, own_redis, label, monkeypatch) -> None:
@@ -396,6 +432,84 @@ def test_a_host_that_nobody_knows_is_named(label) -> None:
     asyncio.run(main())
 
 
+# -- threads --------------------------------------------------------------------------------------
+
+
+class Own(redis.Connection):
+    """Of a kind that asyncio does not have: its servers are asked in threads."""
+
+
+def client_with_own(port: int) -> redis.Redis:
+    pool = redis.ConnectionPool(connection_class=Own, host="127.0.0.1", port=port)
+    return redis.Redis(connection_pool=pool)
+
+
+@pytest.mark.parametrize("waiting", [LISTENING - 1, LISTENING])
+@pytest.mark.parametrize("how", ["are waited for", "were waited for"])
+def test_who_waits_leaves_a_thread_for_a_release(own_redis, label, waiting, how) -> None:
+    """A thread that blocks does so for five seconds, also if its coroutine was cancelled."""
+
+    async def main() -> float:
+        client = client_with_own(own_redis.port)
+        mine = AsyncRedisLock(client, f"{label}-mine")
+        others = [AsyncRedisLock(client, f"{label}-{n}", timeout=60) for n in range(waiting)]
+        await mine.acquire()
+        waits = [asyncio.create_task(each.acquire()) for each in others]
+        with own_redis.client() as looks:
+            blocked = lambda: looks.info("clients")["blocked_clients"]  # noqa: E731
+            await soon(lambda: blocked() == waiting, "they are blocked")
+        if how == "were waited for":
+            for each in waits:
+                each.cancel()
+            await asyncio.wait(waits)
+            waits = [asyncio.create_task(each.acquire()) for each in others]
+            await asyncio.sleep(0.1)
+        began = time.monotonic()
+        assert await mine.release()
+        took = time.monotonic() - began
+        for each in waits:
+            each.cancel()
+        await asyncio.wait(waits)
+        return took
+
+    holders = [RedisLock(own_redis.url, f"{label}-{n}", ttl=60) for n in range(waiting)]
+    assert all(each.acquire(0) for each in holders)
+    assert asyncio.run(main()) < 2
+    for each in holders:
+        each.release()
+
+
+def test_a_hold_off_keeps_no_thread_from_a_release(own_redis, label) -> None:
+    """Those who wait for its end do so without a thread."""
+
+    async def main() -> None:
+        client = client_with_own(own_redis.port)
+        async with AsyncRedisLock(client, f"{label}-mine", ttl=60) as held:
+            own_redis.restart_empty()
+            await soon_true(held.extend, "it is taken again")
+            locks = [AsyncRedisLock(client, f"{label}-{n}", ttl=60) for n in range(2 * LISTENING)]
+            waits = [asyncio.create_task(each.acquire()) for each in locks]
+            await asyncio.sleep(0.1)
+            began = time.monotonic()
+            assert await held.release()
+            assert time.monotonic() - began < 2
+            assert not any(each.done() for each in waits), "they wait for the end of the hold-off"
+            for each in waits:
+                each.cancel()
+            await asyncio.wait(waits)
+
+    asyncio.run(main())
+
+
+async def soon_true(ask: Callable[[], Coroutine[Any, Any, Any]], what: str) -> None:
+    for _ in range(200):
+        with contextlib.suppress(LockUnavailable):
+            if await ask():
+                return
+        await asyncio.sleep(0.05)
+    raise AssertionError(what)
+
+
 # -- the end of a process in an outage ------------------------------------------------------------
 
 #: So many locks that others hold: a timeout for each, one after another, would take long.
@@ -419,15 +533,86 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
+#: Holds them until it reads a line, and then leaves all blocks. Says how long that took.
+_HOLDS = """
+import asyncio, contextlib, sys, time
+import redis
+from celery_redislock import AsyncRedisLock, LockError
+
+class Own(redis.Connection):
+    pass
+
+async def holds(lock, ready, goes_on):
+    with contextlib.suppress(LockError):
+        async with lock:
+            ready.release()
+            await goes_on.wait()
+
+async def main(url, label, count):
+    source = url
+    if url.startswith("own:"):
+        port = int(url.rpartition(":")[2])
+        pool = redis.ConnectionPool(connection_class=Own, host="127.0.0.1", port=port)
+        source = redis.Redis(connection_pool=pool)
+    ready, goes_on = asyncio.Semaphore(0), asyncio.Event()
+    locks = [AsyncRedisLock(source, f"{label}-{n}", timeout=60) for n in range(int(count))]
+    tasks = [asyncio.create_task(holds(each, ready, goes_on)) for each in locks]
+    for _ in tasks:
+        await ready.acquire()
+    print("holds", flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    goes_on.set()
+    await asyncio.wait(tasks)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def servers_of(kind: str, stack: contextlib.ExitStack) -> tuple[Sequence[RedisServer], str]:
+    """Servers of this test's own, and their URL."""
+    if kind == "cluster":
+        cluster = stack.enter_context(ClusterSet(replicas=0))
+        return cluster.nodes, cluster.url
+    count = 3 if kind == "quorum" else 1
+    servers = [stack.enter_context(RedisServer()) for _ in range(count)]
+    if kind == "threads":
+        return servers, f"own:{servers[0].port}"
+    return servers, url_of_quorum(servers) if kind == "quorum" else servers[0].url
+
+
+@pytest.mark.parametrize("kind", ["one", "threads", "quorum", "cluster"])
+@pytest.mark.parametrize("fault", ["stop", "kill"])
+def test_a_process_that_holds_many_ends_soon_in_an_outage(label, kind, fault) -> None:
+    """Alone on its machine within five seconds; a timeout for each lock would take minutes."""
+    with contextlib.ExitStack() as stack:
+        servers, url = servers_of(kind, stack)
+        program = stack.enter_context(
+            subprocess.Popen(
+                [sys.executable, "-c", _HOLDS, url, label, "1000"],
+                stderr=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        )
+        stack.callback(program.kill)
+        assert program.stdin is not None
+        assert program.stdout is not None
+        assert program.stdout.readline() == "holds\n"
+        for server in servers:
+            getattr(server, fault)()
+            stack.callback(server.resume if fault == "stop" else server.kill)
+        began = time.monotonic()
+        program.stdin.write("\n")
+        program.stdin.flush()
+        assert program.wait(60) == 0
+        assert time.monotonic() - began < 15
+
+
 @pytest.mark.parametrize("kind", ["one", "quorum", "cluster"])
 def test_a_process_ends_soon_after_many_were_cancelled_in_an_outage(label, kind) -> None:
     with contextlib.ExitStack() as stack:
-        if kind == "cluster":
-            cluster = stack.enter_context(ClusterSet(replicas=0))
-            servers, url = cluster.nodes, cluster.url
-        else:
-            servers = [stack.enter_context(RedisServer()) for _ in range(1 if kind == "one" else 3)]
-            url = servers[0].url if kind == "one" else url_of_quorum(servers)
+        servers, url = servers_of(kind, stack)
         holders = [RedisLock(url, f"{label}-{n}", ttl=300, heartbeat=False) for n in range(MANY)]
         assert all(each.acquire(0) for each in holders)
         program = stack.enter_context(

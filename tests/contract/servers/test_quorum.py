@@ -43,7 +43,7 @@ from tests.contract.claims import busy, extended, extension, make_claim, outcome
 from tests.support.clusters import url_of_quorum
 from tests.support.looking import run
 from tests.support.servers import Proxy, RedisServer
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, never
 from tests.support.workers import make_app
 
 
@@ -303,6 +303,22 @@ def test_a_server_whose_answer_was_lost_gets_its_lock_back(servers, label, lost)
                 lock.acquire(timeout=0)
 
         eventually(lambda: not holding(servers, lock.key), "all have their lock back", 10)
+
+
+def test_what_could_not_be_undone_is_not_undone_once_the_lock_is_taken(servers, label) -> None:
+    """No answer comes for a while: a request, what undoes it, and then the request again."""
+    with contextlib.ExitStack() as stack:
+        proxies = [stack.enter_context(Proxy(each.port)) for each in servers]
+        url = "redlock://" + ",".join(f"127.0.0.1:{each.port}" for each in proxies)
+        lock = RedisLock(url, label, ttl=60, heartbeat=False)
+        with lock:
+            pass  # the servers know the scripts
+        for proxy in proxies:
+            proxy.to_client.block()
+            threading.Timer(1.3, proxy.to_client.unblock).start()
+        assert lock.acquire(timeout=0)
+        never(lambda: holding(servers, lock.key) < 3, "its holder's token frees it", 3.0)
+        assert lock.release()
 
 
 def test_a_server_that_stood_still_gives_its_lock_back(servers, label) -> None:

@@ -299,6 +299,7 @@ BEFORE: dict[str, Callable[[Heard], object]] = {
     "lost": lambda right: right.lose("why"),
     "replaced": lambda right: right.be_replaced(NEWER),
     "given back": lambda right: setattr(right, "is_over", True),
+    "being given back": lambda right: setattr(right, "is_released", True),
 }
 #: What was so before, what comes then, and what of it is told. The run hears once that it ends.
 ENDS = [
@@ -306,6 +307,7 @@ ENDS = [
     ("lost", "lost", []),
     ("replaced", "lost", [(LOST, False)]),
     ("given back", "lost", []),
+    ("being given back", "lost", []),
     ("nothing", "replaced", [(REPLACED, True)]),
     ("replaced", "replaced", []),
     ("lost", "replaced", []),
@@ -371,12 +373,14 @@ def test_who_is_interrupted_while_it_asks_why_is_told_all_the_same(right) -> Non
     assert right.told == [News(LOST, GONE, ends=True)]
 
 
-@pytest.mark.parametrize("known", ["lost", "replaced", "not acquired", "in doubt"])
+@pytest.mark.parametrize("known", ["lost", "replaced", "not acquired", "in doubt", "undone"])
 def test_no_question_is_asked_where_the_loss_is_known_or_not_proved(right, known) -> None:
     call = settle(right.claim)
     call.in_doubt = known == "in doubt"
     if known == "not acquired":
         right.fence = 0
+    elif known == "undone":
+        right.is_undone = True
     elif known != "in doubt":
         BEFORE[known](right)
     right.told.clear()

@@ -59,13 +59,18 @@ BROKEN = Extended(NOT_OURS, 4, broken_by="ops")
 REPLACED = Extended(EXTENDED, 1, Holder(task_id="newer"), 5.0)
 
 
+@pytest.mark.parametrize("reply", [OURS, BACK, NOT, OURS._replace(is_repaired=True)])
+def test_only_what_was_taken_again_may_be_what_was_given_back(reply) -> None:
+    assert reply.takes_again is (reply is not OURS and reply is not NOT)
+
+
 @pytest.mark.parametrize(
     ("answers", "expected"),
     [
         ((OURS, OURS, OURS), OURS),
         ((OURS, OURS, NOT), OURS._replace(counter=3)),
-        ((OURS, OURS, BACK), OURS._replace(counter=2)),
-        ((OURS, BACK, BACK), OURS._replace(outcome=RETAKEN, counter=2)),
+        ((OURS, OURS, BACK), OURS._replace(counter=2, is_repaired=True)),
+        ((OURS, BACK, BACK), OURS._replace(outcome=RETAKEN, counter=2, is_repaired=True)),
         ((OURS, NOT, NOT), NOT),
         ((OURS, NOT), None),
         ((OURS, REPLACED, NOT), REPLACED._replace(counter=3)),
