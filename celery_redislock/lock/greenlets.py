@@ -19,7 +19,7 @@ from functools import cache, partial
 from typing import Any, Final, Protocol
 
 from ..protocol.log import get_logger
-from ..protocol.platform import at_fork
+from ..protocol.platform import at_fork, notice_fork
 
 logger = get_logger()
 
@@ -193,6 +193,7 @@ def hub_here() -> Hub | None:
     if by == "eventlet":
         from eventlet.hubs import get_hub
 
+        notice_fork()
         hub = get_hub()
         return _eventlets.get(hub) or _eventlets.setdefault(hub, _Eventlet())
     return None

@@ -18,7 +18,7 @@ from ..errors import LockUnavailable
 from ..protocol.calls import extend
 from ..protocol.claims import Extended, Extension
 from ..protocol.clock import clock
-from ..protocol.platform import at_fork
+from ..protocol.platform import at_fork, notice_fork
 from ..protocol.turns import Turn
 from ..protocol.waiting import RETRY_EVERY
 from ..servers.server import Server
@@ -91,6 +91,7 @@ class Heartbeat:
 
     def add(self, lease: Extendable) -> None:
         """Keep this lease alive, from a third of its ttl on."""
+        notice_fork()
         self._leases.add(weakref.ref(lease))
         if not self._thread:
             mine = object()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
-import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -27,7 +26,7 @@ from redis.sentinel import (
 )
 
 from ..protocol.clock import clock
-from ..protocol.platform import at_fork
+from ..protocol.platform import at_fork, notice_fork
 
 try:
     from hiredis import pack_command
@@ -184,14 +183,13 @@ class Connections:
         Raises:
             redis.RedisError, OSError: the pool cannot provide a connection.
         """
+        notice_fork()
         try:
             connection, used_at = self._idle.pop()
         except IndexError:
             return checkout(self.pool)
-        is_fresh = clock() - used_at < TRUSTED
-        # Not a connection that this process inherited in a fork that Python did not notice, such as
-        # uWSGI's; and only one to the server that the sentinels now call the master.
-        if is_fresh and connection.pid == os.getpid() and self.pool.owns_connection(connection):
+        # Only one to the server that the sentinels now call the master.
+        if clock() - used_at < TRUSTED and self.pool.owns_connection(connection):
             return connection
         self.pool.release(connection)
         return checkout(self.pool)

@@ -11,7 +11,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from ..errors import LockUnavailable
 from ..protocol.clock import clock
-from ..protocol.platform import at_fork
+from ..protocol.platform import at_fork, notice_fork
 from ..protocol.turns import Turn
 from .hash_slots import COMMANDS, SlotMap, slot_map
 from .node import Node
@@ -105,6 +105,7 @@ class Topology:
             asked: a node that was asked for something else. See `look_again`.
             said_so: see `look_again`.
         """
+        notice_fork()
         mine = object()
         try:
             if not self._turn.take(mine, LONGEST_LOOK):
