@@ -274,16 +274,11 @@ class Chore:
 
     def __init__(self, do: Callable[[], Any], has_more: Callable[[], bool], every: float) -> None:
         self._do, self._has_more, self._every = do, has_more, every
-        self._forget()
-        at_fork(after_in_child=self._forget)
-
-    def _forget(self) -> None:
         #: Is taken while a round is to come.
         self._turn = Turn()
 
     def begin(self, after: float = 0.0) -> None:
         """Do the next round after so many seconds, unless one is due anyway."""
-        notice_fork()
         mine = object()
         try:
             if self._turn.take(mine, after + LATEST):

@@ -32,10 +32,13 @@ def notice_fork() -> None:
     """Whoever starts a thread of ours, or relies on one or on a connection, calls this first: some
     programs, such as uWSGI, fork without Python's hooks. A child has none of its parent's threads.
     """
+    if os.getpid() != _here:
+        _begin_again()
+
+
+def _begin_again() -> None:
     global _here
     pid = os.getpid()
-    if pid == _here:
-        return
     with _mutexes.setdefault(pid, threading.RLock()):
         if pid != _here:
             for begin_again in _in_child:

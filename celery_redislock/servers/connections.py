@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -183,14 +184,17 @@ class Connections:
         Raises:
             redis.RedisError, OSError: the pool cannot provide a connection.
         """
-        notice_fork()
         try:
             connection, used_at = self._idle.pop()
         except IndexError:
+            notice_fork()
             return checkout(self.pool)
-        # Only one to the server that the sentinels now call the master.
-        if clock() - used_at < TRUSTED and self.pool.owns_connection(connection):
+        is_fresh = clock() - used_at < TRUSTED
+        # Not one of this process's parent; and only one to the server that the sentinels now call
+        # the master.
+        if is_fresh and connection.pid == os.getpid() and self.pool.owns_connection(connection):
             return connection
+        notice_fork()
         self.pool.release(connection)
         return checkout(self.pool)
 
