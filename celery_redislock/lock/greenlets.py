@@ -41,6 +41,20 @@ def patched_by() -> str | None:
     return None
 
 
+def sockets_are_patched() -> bool:
+    """Whether other greenlets run while one waits for a server."""
+    if "gevent.monkey" in sys.modules:
+        from gevent import monkey
+
+        if monkey.is_module_patched("socket"):
+            return True
+    if "eventlet.patcher" in sys.modules:
+        from eventlet import patcher
+
+        return bool(patcher.is_monkey_patched("socket"))
+    return False
+
+
 # -- native threads ---------------------------------------------------------------------------
 
 

@@ -386,6 +386,31 @@ def test_in_an_event_loop_a_reentrant_lock_counts_for_each_task(lock, caplog) ->
     assert "the task 'Task-" in told
 
 
+@pytest.mark.parametrize("by_task", [False, True])
+def test_in_an_event_loop_tasks_do_not_share_what_their_thread_acquired(lock, by_task) -> None:
+    """Nor what a task left that has ended: two would be inside at once."""
+    mine = lock(reentrant=True)
+
+    async def left() -> None:
+        assert mine.acquire(0)
+
+    async def work() -> bool:
+        with pytest.raises(LockConflict):
+            mine.acquire()
+        return mine.acquire(0)
+
+    async def main() -> list[bool]:
+        if by_task:
+            await asyncio.create_task(left())
+        return await asyncio.gather(work(), work())
+
+    if not by_task:
+        mine.acquire()
+    assert asyncio.run(main()) == [False, False]
+    assert mine.release() is True
+    assert is_free(lock)
+
+
 def test_in_an_event_loop_what_an_ended_task_left_is_its_threads(lock) -> None:
     """As in the cells of a notebook."""
 
