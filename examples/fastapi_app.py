@@ -11,12 +11,21 @@ From the top of the repository, with a Redis at REDIS_URL (default: redis://loca
 import asyncio
 import os
 import time
+from typing import Annotated
 
 from celery import Celery
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.responses import JSONResponse
 
-from celery_redislock import AsyncRedisLock, Coalesce, LockConflict, SingletonTask, Wait
+from celery_redislock import (
+    AsyncAcquisition,
+    AsyncRedisLock,
+    Coalesce,
+    LockConflict,
+    LockUnavailable,
+    SingletonTask,
+    Wait,
+)
 
 REDIS_URL = os.environ.get("REDIS_URL", "redis://localhost:6379/0")
 
@@ -72,6 +81,16 @@ async def adjust(account_id: int, seconds: float = 0):
         return {"fence": held.fence}
 
 
+async def account_lock(account_id: int):
+    async with AsyncRedisLock(app, f"account:{account_id}", timeout=2) as held:
+        yield held
+
+
+@api.post("/accounts/{account_id}/close")
+async def close(held: Annotated[AsyncAcquisition, Depends(account_lock)]):
+    return {"fence": held.fence}
+
+
 @api.exception_handler(LockConflict)
 def conflict(request: Request, error: LockConflict):
     holder = error.holder
@@ -80,6 +99,12 @@ def conflict(request: Request, error: LockConflict):
         "task_id": holder and holder.task_id,
     }
     return JSONResponse(content, status_code=409)
+
+
+@api.exception_handler(LockUnavailable)
+def unavailable(request: Request, error: LockUnavailable):
+    content = {"detail": "try again later"}
+    return JSONResponse(content, status_code=503, headers={"Retry-After": "5"})
 
 
 @api.get("/tasks/{task_id}")

@@ -21,7 +21,7 @@ from ..lock.forks import between_forks
 from ..lock.greenlets import Alarm
 from ..protocol.clock import clock
 from ..protocol.log import get_logger
-from ..protocol.platform import at_fork
+from ..protocol.platform import at_fork, notice_fork
 from ..protocol.turns import Turn
 from .internals import at_pool_process_exit
 from .processes import LOOK_EVERY, Pollable, Watched, can_poll, is_alive
@@ -99,6 +99,7 @@ class Lane:
 
     def add(self, do: Callable[[], Any], most: float, after: float = 0.0) -> None:
         """See `Housekeeper.add`."""
+        notice_fork()
         self._push(clock() + after, most, do)
         self.see_to_it()
 
@@ -109,6 +110,7 @@ class Lane:
         We ask the kernel, not the pool: Celery may take five seconds to notice a killed child, and
         reports a hard time limit some 100 ms early, while the child's `finally` blocks still run.
         """
+        notice_fork()
         # Store, then watch; `_look_at_processes` does the reverse. So no order of steps loses it.
         self._when_gone[pid] = do, most
         # A worker calls this for each task: the thread need not wake for a process that it watches.
@@ -241,6 +243,7 @@ class Housekeeper:
 
     def finish(self) -> None:
         """Wait for what is due to be done, for at most `LAST_WAIT`. The rest is dropped."""
+        notice_fork()
         give_up = time.monotonic() + LAST_WAIT
         while self.is_busy and time.monotonic() < give_up:
             for lane in (self._frees, self._talks):
@@ -271,10 +274,6 @@ class Chore:
 
     def __init__(self, do: Callable[[], Any], has_more: Callable[[], bool], every: float) -> None:
         self._do, self._has_more, self._every = do, has_more, every
-        self._forget()
-        at_fork(after_in_child=self._forget)
-
-    def _forget(self) -> None:
         #: Is taken while a round is to come.
         self._turn = Turn()
 

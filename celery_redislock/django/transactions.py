@@ -138,7 +138,7 @@ class _Locks:
         # Before it is taken: whatever comes, what is taken is known here.
         self._held.append(_Held(lock, block))
         _watch(self._connection)
-        lock.__enter__()
+        lock._enter(lock._keys)  # no `with` block: the lock may outlive it
         return lock
 
     def leave(self, block: object) -> None:

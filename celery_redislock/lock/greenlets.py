@@ -19,7 +19,7 @@ from functools import cache, partial
 from typing import Any, Final, Protocol
 
 from ..protocol.log import get_logger
-from ..protocol.platform import at_fork
+from ..protocol.platform import at_fork, notice_fork
 
 logger = get_logger()
 
@@ -39,6 +39,20 @@ def patched_by() -> str | None:
         if patcher.is_monkey_patched("thread"):
             return "eventlet"
     return None
+
+
+def sockets_are_patched() -> bool:
+    """Whether other greenlets run while one waits for a server."""
+    if "gevent.monkey" in sys.modules:
+        from gevent import monkey
+
+        if monkey.is_module_patched("socket"):
+            return True
+    if "eventlet.patcher" in sys.modules:
+        from eventlet import patcher
+
+        return bool(patcher.is_monkey_patched("socket"))
+    return False
 
 
 # -- native threads ---------------------------------------------------------------------------
@@ -193,6 +207,7 @@ def hub_here() -> Hub | None:
     if by == "eventlet":
         from eventlet.hubs import get_hub
 
+        notice_fork()
         hub = get_hub()
         return _eventlets.get(hub) or _eventlets.setdefault(hub, _Eventlet())
     return None

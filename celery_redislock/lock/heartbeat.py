@@ -8,6 +8,7 @@ process has a heartbeat too, for the locks that its children hold.
 
 from __future__ import annotations
 
+import os
 import time
 import weakref
 from collections import deque
@@ -18,7 +19,7 @@ from ..errors import LockUnavailable
 from ..protocol.calls import extend
 from ..protocol.claims import Extended, Extension
 from ..protocol.clock import clock
-from ..protocol.platform import at_fork
+from ..protocol.platform import at_fork, notice_fork
 from ..protocol.turns import Turn
 from ..protocol.waiting import RETRY_EVERY
 from ..servers.server import Server
@@ -80,8 +81,8 @@ class Heartbeat:
         self._alarm = Alarm(native_lock())
         self._sleeping_until = 0.0
         self._idle = IDLE
-        #: Is there once the thread runs. The thread puts it in, and a second one finds it.
-        self._thread: dict[str, object] = {}
+        #: Has this process once the thread runs. The thread puts it in, and a second one finds it.
+        self._threads: dict[int, object] = {}
         self._in_flight: frozenset[_Ref] = frozenset()
         #: Those of them that were discarded, and whose reply nobody waits for.
         self._overtaken: set[_Ref] = set()
@@ -93,19 +94,24 @@ class Heartbeat:
 
     def add(self, lease: Extendable) -> None:
         """Keep this lease alive, from a third of its ttl on."""
+        if os.getpid() not in self._threads:
+            self._start()
         self._leases.add(weakref.ref(lease))
-        if not self._thread:
-            mine = object()
-            try:
-                if self._start_turn.take(mine, STARTS_WITHIN):
-                    self._teller = teller_here()
-                    start_native(self._run, "redislock-heartbeat")
-            except BaseException:
-                self._start_turn.give_back(mine)  # the next lock starts it
-                raise
         if lease.next_beat < self._sleeping_until:
             self._idle = max(lease.next_beat - clock(), IN_FLIGHT)
             self._alarm.ring()
+
+    def _start(self) -> None:
+        """Start the thread, unless another caller is just starting it."""
+        notice_fork()
+        mine = object()
+        try:
+            if self._start_turn.take(mine, STARTS_WITHIN):
+                self._teller = teller_here()
+                start_native(self._run, "redislock-heartbeat")
+        except BaseException:
+            self._start_turn.give_back(mine)  # the next lock starts it
+            raise
 
     def discard(self, lease: Extendable, wait: bool = True) -> bool:
         """Stop extending this lease.
@@ -144,7 +150,7 @@ class Heartbeat:
 
     def _run(self) -> None:
         me = object()
-        if self._thread.setdefault("one", me) is not me:
+        if self._threads.setdefault(os.getpid(), me) is not me:
             return  # whoever started the first one was interrupted, and could not know that it runs
         while True:
             try:

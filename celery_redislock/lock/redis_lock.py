@@ -40,12 +40,16 @@ class RedisLock(NamedLock):
         with RedisLock(app, "account:5") as lock:
             save(balance, fence=lock.fence)
 
-    The lock belongs to the thread that acquired it. Only that thread can release it: a `release`
-    in another thread returns False and logs a warning. `fence`, `lost` and `ensure` say the same in
-    every thread of the process. The lock is extended as long as its thread lives, even if the
-    thread is idle in a pool. If the thread ends without a release, a warning is logged, and the
-    lock expires within the ttl. `asyncio.to_thread` may run each call in another thread: acquire
-    and release a lock in one function, or in an executor of one thread.
+    What `with` took is given back at the end of the block, in whatever thread that is: frameworks
+    run the halves of a generator in any threads of a pool.
+
+    What `acquire` took belongs to the thread, or to the greenlet. Only that thread can release it:
+    a `release` in another thread returns False and logs a warning. The lock is extended as long as
+    its thread lives, even if the thread is idle in a pool. If the thread ends without a release, a
+    warning is logged, and the lock expires within the ttl. `asyncio.to_thread` may run each call in
+    another thread: acquire and release a lock in one function, or in an executor of one thread.
+
+    `fence`, `lost` and `ensure` say the same in every thread of the process.
 
     In a coroutine use an `AsyncRedisLock`: a `RedisLock` blocks the event loop while it waits, and
     says so once in a warning. There it belongs to the task that acquired it, as long as the task
@@ -64,8 +68,8 @@ class RedisLock(NamedLock):
             taken, a timedelta is too.
         heartbeat: extend the lock every third of the ttl while it is held. Without it the
             lock is lost after the ttl, unless `extend` is called.
-        reentrant: the thread that holds the lock (in an event loop: the task) may acquire it again,
-            and must release it as often. The count ends with the lock.
+        reentrant: the thread that holds the lock (in an event loop: the task; or the greenlet) may
+            acquire it again, and must release it as often. The count ends with the lock.
         timeout: seconds that `with` waits before it raises `LockConflict`; None for ever. The
             default is from Redis in Action, 6.2.3.
         prefix: what every key begins with. Default: the app's, else "redislock".
@@ -169,21 +173,20 @@ class RedisLock(NamedLock):
         if timeout != 0:
             _warn_of_blocking(self)
         held = self._acquired.held(keys)
-        if held is not None and held.is_here:
-            if held.lease.lost:
-                release(held.lease)
-                self._acquired.forget(held)
-                held = None
-            elif self._reentrant:
-                held.count += 1
-                return held
-        elif held is not None and not held.lease.is_held:
+        if held is not None and held.is_here and held.lease.lost:
+            release(held.lease)
+            self._acquired.forget(held)
             held = None
-        if held is not None and self._beats:
+        elif held is not None and held.is_mine and self._reentrant:
+            held.count += 1
+            return held
+        elif held is not None and not (held.is_here or held.lease.is_held):
+            held = None
+        if held is not None and self._beats and held.outlasts_waiting:
             if timeout is None:
                 raise LockConflict(keys.lock, held.lease.holder)
-            if not held.is_here:
-                timeout = 0  # its task cannot go on while this one blocks their loop
+            if not held.is_mine:
+                timeout = 0
         lease = Lease(self._server, self._claim(keys), beats=self._beats)
         try:
             reply = lease.acquire(hold_off=0) if timeout == 0 else lease.wait(timeout)
@@ -232,7 +235,7 @@ class RedisLock(NamedLock):
         return True
 
     def __enter__(self) -> RedisLock:
-        self._enter(self._keys)
+        self._acquired.enter(self._enter(self._keys))
         return self
 
     def __exit__(
@@ -241,7 +244,7 @@ class RedisLock(NamedLock):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._acquired.leave(self._acquired.here, failed=kind is not None)
+        self._acquired.leave_block(failed=kind is not None)
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
         """Decorate a function: each call takes the lock, as `with` does.

@@ -3,37 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, Final
 
 from ..protocol import past
 from ..protocol.calls import Release
 from ..protocol.keys import LockKeys
 from ..protocol.log import get_logger
+from .greenlets import sockets_are_patched
 from .lease import Lease
 
 logger = get_logger()
 
 
 class Owner:
-    """A thread that acquired a `RedisLock`; in an event loop its task. Only that thread refers to
-    this, so it ends with the thread.
+    """A thread that acquired a `RedisLock`; in an event loop its task, or a greenlet. Only that
+    thread refers to this, so it ends with the thread; and the lock does while a `with` block has
+    it, which may end in another thread.
 
     Attributes:
         lease: what it acquired.
         thread: the thread's name.
-        task: the task of asyncio that acquired it, or None.
+        runner: the task of asyncio or the greenlet that acquired it; None if that is the thread.
         count: how often it was acquired, and not released.
+        is_entered: a `with` block has it.
     """
 
     count = 1
+    is_entered = False
 
     def __init__(self, lease: Lease) -> None:
         self.thread = threading.current_thread().name
-        task = this_task()
-        self.task = None if task is None else weakref.ref(task)
+        runner = runner_here()
+        self.runner = None if runner is None else weakref.ref(runner)
         self.lease = lease
 
     def __del__(self) -> None:
@@ -43,17 +49,61 @@ class Owner:
             lease.orphan(why)
 
     @property
+    def is_mine(self) -> bool:
+        """Whether what runs now in this thread acquired it itself."""
+        return self._is_in_sight and (self.runner and self.runner()) is runner_here()
+
+    @property
     def is_here(self) -> bool:
-        """Whether it is what runs now in this thread. In an event loop that is the task, until the
-        task ends.
+        """Whether this thread speaks for it. For what a task or a greenlet acquired only that does,
+        until it ends.
         """
-        task = None if self.task is None else self.task()
-        return task is None or task.done() or task is this_task()
+        if not self._is_in_sight:
+            return False
+        runner = self.runner and self.runner()
+        return runner is None or _has_ended(runner) or runner is runner_here()
+
+    @property
+    def outlasts_waiting(self) -> bool:
+        """Whether it would not be released while this thread waits for it."""
+        runner, here = self.runner and self.runner(), runner_here()
+        if runner is None and here is None:
+            return self._is_in_sight
+        if isinstance(runner, asyncio.Task) or isinstance(here, asyncio.Task):
+            return True  # the loop stands still meanwhile
+        return runner is here or not sockets_are_patched()
+
+    @property
+    def _is_in_sight(self) -> bool:
+        """Whether no `with` block has it, or what runs now began in that. Frameworks run the halves
+        of a block in any threads, and other requests in these threads meanwhile.
+        """
+        return not self.is_entered or any(each() is self for each in _entered.get())
 
 
-def this_task() -> asyncio.Task[Any] | None:
-    """The task of asyncio that runs in this thread."""
-    return None if asyncio._get_running_loop() is None else asyncio.current_task()
+#: What the `with` blocks have that this context knows.
+_entered: Final[ContextVar[tuple[weakref.ref[Owner], ...]]] = ContextVar(
+    "redislock_entered", default=()
+)
+
+
+def runner_here() -> Any:
+    """The task of asyncio, or the greenlet, that runs in this thread; None for the thread itself.
+    Greenlets may share what is a thread's: `gevent.monkey` may leave threads alone, or come late.
+    """
+    if asyncio._get_running_loop() is not None:
+        return asyncio.current_task()
+    greenlets = sys.modules.get("greenlet")
+    greenlet = None if greenlets is None else greenlets.getcurrent()
+    return None if greenlet is None or greenlet.parent is None else greenlet
+
+
+def _has_ended(runner: Any) -> bool:
+    return bool(runner.done() if isinstance(runner, asyncio.Task) else runner.dead)
+
+
+def _name_of(runner: Any) -> str:
+    return str(runner.get_name() if isinstance(runner, asyncio.Task) else runner)
 
 
 class _Mine(threading.local):
@@ -68,6 +118,8 @@ class Owners:
 
     def __init__(self) -> None:
         self._mine = _Mine()
+        #: What the `with` blocks have that have not ended, the last at the end.
+        self._entered: list[Owner] = []
         #: The last acquisition in any thread, for the others; and its owner, as long as that lives,
         #: until a warning has named it.
         self._last: Lease | None = None
@@ -75,8 +127,10 @@ class Owners:
 
     def add(self, lease: Lease, is_known: bool) -> Owner:
         """Keep what this thread acquired. `is_known`: the object speaks for it in other threads."""
-        owner = Owner(lease)
-        self._mine.owners.append(owner)
+        owner, mine = Owner(lease), self._mine.owners
+        if mine:  # another thread may have given them back
+            mine[:] = [each for each in mine if not each.lease.is_over]
+        mine.append(owner)
         if is_known:
             self._last, self._last_owner = lease, weakref.ref(owner)
         return owner
@@ -86,8 +140,17 @@ class Owners:
         if owner in self._mine.owners:
             self._mine.owners.remove(owner)
 
+    def enter(self, owner: Owner) -> None:
+        """Note that a `with` block begins, which has this."""
+        others = _entered.get()
+        if others:  # those that ended where another context is, would stay
+            others = tuple(ref for ref in others if (of := ref()) and not of.lease.is_over)
+        _entered.set((*others, weakref.ref(owner)))
+        owner.is_entered = True
+        self._entered.append(owner)
+
     def held(self, keys: LockKeys | None = None) -> Owner | None:
-        """What this thread acquired last, and has not released. What is this task's comes first."""
+        """What this thread acquired last, and has not released. What it speaks for comes first."""
         found = None
         for owner in self._mine.owners:
             lease = owner.lease
@@ -97,7 +160,7 @@ class Owners:
 
     @property
     def here(self) -> Owner | None:
-        """What this thread acquired last and has not released; in an event loop, this task."""
+        """What this thread acquired last and has not released, if it speaks for that."""
         owner = self.held()
         return owner if owner is not None and owner.is_here else None
 
@@ -125,6 +188,32 @@ class Owners:
         finally:
             self.forget(owner)
 
+    def leave_block(self, failed: bool) -> None:
+        """Release what the `with` block has that ends now, in whatever thread. See `leave`."""
+        entered = self._entered
+        try:
+            owner = entered[0] if len(entered) == 1 else self._likely_block()
+            if owner is not None:
+                entered.remove(owner)
+        except (IndexError, ValueError):  # another thread has just found the same
+            return self.leave_block(failed)
+        known = _entered.get()
+        if known and known[-1]() is owner:
+            _entered.set(known[:-1])
+        if owner is None or owner.lease.is_over:
+            owner = self.here or owner  # it was released in the block, and acquired again
+        return self.leave(owner, failed)
+
+    def _likely_block(self) -> Owner | None:
+        """What the `with` block has that seems to end now."""
+        entered = [each for each in self._entered if not each.lease.inherited]
+        for each in reversed(entered):
+            if each.is_here:
+                return each
+        # Another thread entered it. It is rather one that holds nothing: what is held may be a
+        # block's that goes on.
+        return min(entered, key=lambda each: each.lease.is_held, default=None)
+
     def leave(self, owner: Owner | None, failed: bool) -> None:
         """Release the lock at the end of a block.
 
@@ -145,9 +234,10 @@ class Owners:
             return
         self._last_owner = lambda: None
         owner, here, same = other.thread, threading.current_thread().name, "thread"
-        task, mine = None if other.task is None else other.task(), this_task()
-        if task is not None and mine is not None and owner == here:
-            owner, here, same = task.get_name(), mine.get_name(), "task"
+        runner, mine = other.runner and other.runner(), runner_here()
+        if runner is not None and mine is not None and owner == here:
+            owner, here = _name_of(runner), _name_of(mine)
+            same = "task" if isinstance(runner, asyncio.Task) else "greenlet"
         logger.warning(
             "redislock: did not release %s: it belongs to the %s %r that acquired it, and this is"
             " %r. Acquire and release it in the same %s%s",

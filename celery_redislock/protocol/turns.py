@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
+import os
 
 from .clock import clock
-
-#: The one key of `Turn._taken`: each step is one operation on a dict.
-_ONE: Final = "one"
 
 
 class Turn:
@@ -16,11 +13,13 @@ class Turn:
     It is no mutex: one that another thread holds at a fork stays locked in the child, and one that
     an exception from outside leaves locked, such as a soft time limit's, stays so for ever. A turn
     ends by itself; who takes it begins a `try` first, and gives it back in the `finally`. If a
-    thread is late, two may have the turn: what they do must bear that.
+    thread is late, two may have the turn: what they do must bear that. In a forked child it is
+    nobody's.
     """
 
     def __init__(self) -> None:
-        self._taken: dict[str, tuple[object, float]] = {}
+        #: By process. Each step is one operation on a dict.
+        self._taken: dict[int, tuple[object, float]] = {}
 
     def take(self, mine: object, seconds: float) -> bool:
         """Take the turn for so many seconds at most.
@@ -29,17 +28,17 @@ class Turn:
             Whether it was nobody's.
         """
         taken = (mine, clock() + seconds)
-        known = self._taken.setdefault(_ONE, taken)
+        known = self._taken.setdefault(os.getpid(), taken)
         if known is not taken and clock() >= known[1]:
-            self._taken[_ONE] = taken  # nobody gave it back
+            self._taken[os.getpid()] = taken  # nobody gave it back
         return self.is_of(mine)
 
     def is_of(self, mine: object) -> bool:
         """Whether it is this one's turn."""
-        known = self._taken.get(_ONE)
+        known = self._taken.get(os.getpid())
         return known is not None and known[0] is mine
 
     def give_back(self, mine: object) -> None:
         """End the turn, if it is this one's."""
         if self.is_of(mine):
-            self._taken.pop(_ONE, None)
+            self._taken.pop(os.getpid(), None)

@@ -27,7 +27,7 @@ from redis.sentinel import (
 )
 
 from ..protocol.clock import clock
-from ..protocol.platform import at_fork
+from ..protocol.platform import at_fork, notice_fork
 
 try:
     from hiredis import pack_command
@@ -187,12 +187,14 @@ class Connections:
         try:
             connection, used_at = self._idle.pop()
         except IndexError:
+            notice_fork()
             return checkout(self.pool)
         is_fresh = clock() - used_at < TRUSTED
-        # Not a connection that this process inherited in a fork that Python did not notice, such as
-        # uWSGI's; and only one to the server that the sentinels now call the master.
+        # Not one of this process's parent; and only one to the server that the sentinels now call
+        # the master.
         if is_fresh and connection.pid == os.getpid() and self.pool.owns_connection(connection):
             return connection
+        notice_fork()
         self.pool.release(connection)
         return checkout(self.pool)
 

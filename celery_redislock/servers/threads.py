@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from ..errors import LockUnavailable
 from ..protocol.clock import clock
 from ..protocol.exchange import Call
-from ..protocol.platform import at_fork
+from ..protocol.platform import at_fork, notice_fork
 from .server import Server, Tries
 
 T = TypeVar("T")
@@ -62,6 +62,7 @@ class _Threads:
 
     def submit(self, ask: Callable[[], T]) -> Future[T]:
         """Call this in a thread. When the interpreter exits, it is called at once."""
+        notice_fork()
         if self._executor is None:
             self._executor = ThreadPoolExecutor(self._most, "redislock-async")
         try:
@@ -120,6 +121,7 @@ def give_back(
         patient: try for as long as `Server.run`; else once, with all that wait by then.
         unheard: called for each call without an answer, with the failure.
     """
+    notice_fork()
     returns = _to_give_back.setdefault(server, _Returns())
     returns.queue.extend(_Return(call, patient, unheard) for call in calls)
     threads.submit(partial(_give_back_all, server, returns))

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import random
-import weakref
 from typing import Final
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from ..errors import LockUnavailable
 from ..protocol.clock import clock
-from ..protocol.platform import at_fork
 from ..protocol.turns import Turn
 from .hash_slots import COMMANDS, SlotMap, slot_map
 from .node import Node
@@ -40,10 +38,6 @@ class Topology:
         self._source = source
         self._nodes: dict[Host, Node] = {}
         self._map: SlotMap | None = None
-        self._begin()
-        _all.add(self)
-
-    def _begin(self) -> None:
         self._looked_at = -LOOK_EVERY
         #: Whose turn it is to look at the slots.
         self._turn = Turn()
@@ -166,14 +160,3 @@ class Topology:
                 changed_at = self.node(each).watch.changed_at if each and is_there else clock()
                 if changed_at is not None:
                     watch.changed_at = max(changed_at, watch.changed_at or changed_at)
-
-
-_all: Final[weakref.WeakSet[Topology]] = weakref.WeakSet()
-
-
-def _begin_again() -> None:
-    for topology in list(_all):
-        topology._begin()
-
-
-at_fork(after_in_child=_begin_again)

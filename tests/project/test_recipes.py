@@ -98,6 +98,8 @@ def test_fastapi_triggers_coalesce_and_a_second_export_is_refused(label):
     assert said["exported"] == "SUCCESS"
     assert said["settled"] == "SUCCESS"
     assert said["adjusted"] > 0, "the handler waited for the task"
+    assert said["closed"] > 0
+    assert said["away"] == [503] * 2
 
 
 def test_fastapi_a_client_that_disconnects_leaves_no_lock(redis_server, label):

@@ -74,6 +74,94 @@ say({"runs": len(most), "at once": max(most), "others wait": longest > 4})
     waiting.says({"runs": 20, "at once": 1, "others wait": False})
 
 
+#: Greenlets that share a thread, and what Python keeps for a thread: threads are not patched, or
+#: after the package was imported.
+SHARE = {
+    "gevent without threads": (
+        "from gevent import monkey; monkey.patch_all(thread=False); from gevent import spawn, sleep"
+    ),
+    "gevent, late": (
+        "import celery_redislock.lock.redis_lock;"
+        "from gevent import monkey; monkey.patch_all(); from gevent import spawn, sleep"
+    ),
+    "eventlet without threads": (
+        "import eventlet; eventlet.monkey_patch(thread=False); from eventlet import spawn, sleep"
+    ),
+}
+
+
+@pytest.mark.parametrize("how", SHARE)
+@pytest.mark.parametrize("by", ["with", "acquire"])
+@pytest.mark.parametrize(
+    ("reentrant", "start"),
+    [(True, "work(4)"), (True, "workers.append(spawn(work, 4))"), (False, "work(4)")],
+)
+def test_greenlets_that_share_a_thread_exclude_each_other(
+    script, how, by, reentrant, start
+) -> None:
+    if importlib.util.find_spec(how.split()[0].strip(",")) is None:
+        pytest.skip(f"no {how.split()[0]} here")
+    sharing = script(
+        f"""
+shared = RedisLock(url, name, ttl=60, timeout=20, reentrant={reentrant})
+inside, most, own = [], [], []
+@contextlib.contextmanager
+def acquired():
+    assert shared.acquire(20)
+    try:
+        yield
+    finally:
+        own.append(shared.release())
+def block():
+    return shared if {by!r} == "with" else acquired()
+def within(number):
+    inside.append(number)
+    most.append(len(inside))
+    if number == 4:  # the others come while this one is inside
+        workers.extend(spawn(work, each) for each in range(4))
+        sleep(0.3)
+    sleep(0.05)
+    own.append(shared.fence > 0 and not shared.lost)
+    inside.remove(number)
+def work(number):
+    with block():
+        if {reentrant}:
+            with block():
+                within(number)
+        else:
+            within(number)
+workers = []
+{start}
+while len(most) < 5:
+    sleep(0.05)
+for worker in workers:
+    worker.get() if hasattr(worker, "get") else worker.wait()
+say(["at once", max(most), len(most), "own", all(own), "left", client.exists(shared.key)])
+""",
+        prelude=SHARE[how],
+    )
+    sharing.says(["at once", 1, 5, "own", True, "left", 0])
+
+
+def test_a_greenlet_cannot_release_what_another_one_acquired(script) -> None:
+    pytest.importorskip("gevent")
+    sharing = script(
+        """
+import logging
+heard = []
+logging.basicConfig(handlers=[logging.Handler()], level=logging.WARNING)
+logging.getLogger().handlers[0].emit = lambda record: heard.append(record.getMessage())
+shared = RedisLock(url, name, ttl=60)
+first = spawn(lambda: (shared.acquire(), sleep(0.3), shared.release()))
+sleep(0.1)
+other = spawn(lambda: (shared.acquire(0), shared.release())).get()
+say([other, first.get(), [("did not release" in each, "greenlet" in each) for each in heard]])
+""",
+        prelude=SHARE["gevent without threads"],
+    )
+    sharing.says([[False, False], [True, None, True], [[True, True]]])
+
+
 def test_log_lines_of_lost_locks_stop_no_greenlet(script, green):
     """Nor is a line lost."""
     logging = script(

@@ -386,6 +386,31 @@ def test_in_an_event_loop_a_reentrant_lock_counts_for_each_task(lock, caplog) ->
     assert "the task 'Task-" in told
 
 
+@pytest.mark.parametrize("by_task", [False, True])
+def test_in_an_event_loop_tasks_do_not_share_what_their_thread_acquired(lock, by_task) -> None:
+    """Nor what a task left that has ended: two would be inside at once."""
+    mine = lock(reentrant=True)
+
+    async def left() -> None:
+        assert mine.acquire(0)
+
+    async def work() -> bool:
+        with pytest.raises(LockConflict):
+            mine.acquire()
+        return mine.acquire(0)
+
+    async def main() -> list[bool]:
+        if by_task:
+            await asyncio.create_task(left())
+        return await asyncio.gather(work(), work())
+
+    if not by_task:
+        mine.acquire()
+    assert asyncio.run(main()) == [False, False]
+    assert mine.release() is True
+    assert is_free(lock)
+
+
 def test_in_an_event_loop_what_an_ended_task_left_is_its_threads(lock) -> None:
     """As in the cells of a notebook."""
 
@@ -687,22 +712,67 @@ os.waitpid(child, 0)
     eventually(lambda: not client.exists(lock().key), "it lapses", 5)
 
 
+#: Forks as uWSGI does: Python's hooks do not run. It keeps the GIL, and none of the other threads
+#: waits for it by then: in the child that one would wait for ever, and be woken in others' place.
+FORKS_BY_C = """
+import ctypes, time
+def fork_by_c():
+    time.sleep(0.3)
+    return ctypes.PyDLL(None).fork()
+"""
+
+
 def test_a_fork_that_python_does_not_notice_takes_no_lock_along(script, lock, client) -> None:
-    """As uWSGI forks."""
     parent = script(
         """
-import ctypes
 lock = RedisLock(url, name, ttl=5)
 lock.acquire()
-child = ctypes.CDLL(None).fork()
+child = fork_by_c()
 if child == 0:
     os._exit(10 * bool(lock.fence) + lock.release())
 say(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 say(["still held", bool(client.exists(lock.key)), lock.lost])
-"""
+""",
+        prelude=FORKS_BY_C,
     )
     parent.says(0)
     parent.says(["still held", True, False])
+
+
+@pytest.mark.parametrize("kind", ["RedisLock", "AsyncRedisLock"])
+def test_a_fork_that_python_does_not_notice_keeps_its_own_locks_alive(script, kind) -> None:
+    """The parent had a lock, as when a module is imported, and so a thread for its heartbeat."""
+    parent = script(
+        f"""
+import asyncio
+from celery_redislock import AsyncRedisLock
+# By its name: a host is looked up in a thread of ours.
+url = url.replace("127.0.0.1", "localhost")
+async def by_coroutine(name, seconds):
+    async with AsyncRedisLock(url, name, ttl=1) as held:
+        await asyncio.sleep(seconds)
+        return await asyncio.to_thread(client.exists, held.key) == 1 and not held.lost
+def by_thread(name, seconds):
+    with RedisLock(url, name, ttl=1) as lock:
+        time.sleep(seconds)
+        return client.exists(lock.key) == 1 and not lock.lost
+def held_for(name, seconds):
+    if {kind!r} == "RedisLock":
+        return by_thread(name, seconds)
+    return asyncio.run(by_coroutine(name, seconds))
+assert held_for(name, 0)
+child = fork_by_c()
+if child == 0:
+    signal.alarm(30)
+    client.connection_pool.reset()
+    kept = held_for(name + "child", 3), held_for(name + "child", 0)
+    os._exit(kept != (True, True))
+said = held_for(name, 2)
+say(["child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), "parent", said])
+""",
+        prelude=FORKS_BY_C,
+    )
+    parent.says(["child", 0, "parent", True])
 
 
 def test_a_fork_in_the_middle_of_anothers_exchange_leaves_a_child_that_can_lock(script) -> None:

@@ -7,6 +7,7 @@ import sys
 
 from fastapi.testclient import TestClient
 
+from celery_redislock.testing import memory_locks
 from examples.fastapi_app import api, sync
 from examples.fastapi_app import settle as settle_task
 from tests.support.waiting import eventually
@@ -33,6 +34,9 @@ export, refused = (client.post(f"/accounts/{account}/export") for _ in range(2))
 settle = client.post(f"/accounts/{account}/settle")
 settled = eventually(lambda: settle_task.lock_holder(account), "it runs")
 meanwhile = client.post(f"/accounts/{account}/adjust")
+closed = client.post(f"/accounts/{account}/close")
+with memory_locks() as locks, locks.unreachable():
+    away = [client.post(f"/accounts/{account}/{each}") for each in ("adjust", "close")]
 json.dump(
     {
         "statuses": [each.status_code for each in (first, *others, export, refused)],
@@ -42,6 +46,8 @@ json.dump(
         "export": export.json(),
         "exported": ended(export),
         "settled": ended(settle),
+        "closed": closed.json()["fence"] - meanwhile.json()["fence"],
+        "away": [each.status_code for each in away],
         "adjusted": meanwhile.json()["fence"] - settled.fence,
     },
     sys.stdout,
