@@ -308,12 +308,10 @@ def mark_done(claim: Claim, kind: str = notes.EXPECTS_RESULT) -> Call[None]:
     """Leave the done note of an attempt that ends without the lock. One that says that the attempt
     was replaced stays.
     """
-    keys = (claim.keys.lock, claim.done_key)
-    args = (notes.encode(kind, claim.sent), to_ms(claim.done_ttl))
-    return Call("note", keys, args, nothing_of, claim.ttl)
+    return _note(claim, notes.encode(kind, claim.sent), claim.done_ttl)
 
 
-def note_replaced(claim: Claim, attempt: int, by: str, seconds: float) -> Query[None]:
+def note_replaced(claim: Claim, attempt: int, by: str, seconds: float) -> Call[None]:
     """Tell a later attempt of this task, which is on its way, not to run.
 
     Args:
@@ -323,9 +321,12 @@ def note_replaced(claim: Claim, attempt: int, by: str, seconds: float) -> Query[
         seconds: how long the later attempt's message takes to arrive.
     """
     later = dataclasses.replace(claim, attempt=attempt)
-    ms = to_ms(seconds + claim.done_ttl)
-    command = ("SET", later.done_key, notes.encode_replaced(by), "PX", ms)
-    return Query([command], nothing, claim.keys.lock, claim.ttl)
+    return _note(later, notes.encode_replaced(by), seconds + claim.done_ttl)
+
+
+def _note(claim: Claim, note: str, seconds: float) -> Call[None]:
+    keys = (claim.keys.lock, claim.done_key)
+    return Call("note", keys, (note, to_ms(seconds)), nothing_of, claim.ttl)
 
 
 def forget(keys: Sequence[str], most: float) -> list[Call[None]]:

@@ -46,7 +46,8 @@ if #slots == 1 and (not how or how == 'wait' and kept_opening .. parent .. membe
 -- include taking.lua
   elseif not how and is_of_another(current, entry_id, value) and redis.call('EXISTS', done_note) == 0 then
     local ms, note = string.match(note_if_busy, '^(%d+):(.*)$')
-    if ms then
+    if ms and redis.pcall('SET', done_note, note, 'PX', ms).err then
+      redis.pcall('DEL', done_note)  -- a full server takes the note only after this
       redis.pcall('SET', done_note, note, 'PX', ms)
     end
     if note_if_busy ~= '' and runs_kept ~= '0' then
@@ -81,9 +82,9 @@ local function take(slot)
 -- include taking.lua
 end
 
-local function settled(slot)
+local function settled(slot, is_kept)
   -- Free memory first: a server that is out of memory refuses the other writes if they come first.
-  if how ~= 'try' then
+  if how ~= 'try' or is_kept then
     redis.call('ZREM', waiters, opening)
   end
   local has_room = redis.call('EXISTS', room) == 1
@@ -137,7 +138,7 @@ if task_id ~= '' and not again and not kept then
   end
 end
 if kept then
-  return settled(slots[kept])
+  return settled(slots[kept], true)
 end
 
 -- The reply if somebody else has the slot with this number, or comes before.
@@ -151,6 +152,7 @@ local function busy(i, relation, offered)
   local slot, value = slots[i], current[i] or ''
   local ms, note = string.match(note_if_busy, '^(%d+):(.*)$')
   if ms and relation ~= 'own' and relation ~= 'earlier' and relation ~= 'newer' then
+    redis.call('DEL', done_note)  -- a full server takes the note only after this
     redis.pcall('SET', done_note, note, 'PX', ms)
   end
   if note_if_busy ~= '' and runs_kept ~= '0' and (relation == 'other' or relation == 'foreign') then
@@ -177,16 +179,17 @@ local function met(i, slot, holder)
     -- The lock is kept for us; or its holder missed a heartbeat: that run is dead or has given up.
     if holder.held or holder.queued
         or redis.call('PTTL', slot) < (tonumber(holder.ttl_ms) or tonumber(ttl)) / 2 then
-      return settled(slot)
+      return settled(slot, true)
     end
     return busy(i, 'earlier')
   elseif mine < theirs then
     return not again and {'done', ENDED_NOTE, -1} or nil
   elseif holder.queued then
-    return settled(slot)  -- kept for this message, though it has no token for it
+    return settled(slot, true)  -- kept for this message, though it has no token for it
   end
   if not string.find(current[i], REDELIVERED, 1, true) then
     current[i] = with(current[i], REDELIVERED)
+    redis.call('ZREM', waiters, opening)  -- a full server takes the mark only after this
     redis.call('SET', slot, current[i], 'KEEPTTL')
   end
   return busy(i, 'own')

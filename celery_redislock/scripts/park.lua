@@ -103,9 +103,9 @@ end
 if is_there then
   -- Another copy of the message parked the task, or it came and the lock was held. This message ends.
   if not waits_first then
+    redis.call('ZREM', sent, member)  -- first: a full server takes the rest only after this
     state.due = 0
     save_state(member, state)
-    redis.call('ZREM', sent, member)
     local gives_up_at = times_of(before)
     if gives_up_at then
       redis.call('ZADD', deadlines, gives_up_at, member)

@@ -22,10 +22,7 @@ local publishes = true
 -- include room.lua
 -- include holds.lua
 
-local function keep(slot, condition)
-  redis.call('SET', slot, with(value, acquired_now(time)), condition, 'PX', ttl)
-  return {'reserved'}
-end
+local kept = with(value, acquired_now(time))
 
 local free, held, current = nil, nil, {}
 for i, slot in ipairs(slots) do
@@ -33,7 +30,8 @@ for i, slot in ipairs(slots) do
   if not current[i] then
     free = free or slot
   elseif is_under(current[i], opening) then
-    return keep(slot, 'XX')
+    change(slot, kept, ttl)
+    return {'reserved'}
   else
     held = held or slot
   end
@@ -44,7 +42,8 @@ if on_hold then
   free, held = nil, slots[on_hold]
 end
 if free and (redis.call('EXISTS', room) == 0 or may_go('')) then
-  return keep(free, 'NX')
+  redis.call('SET', free, kept, 'PX', ttl)
+  return {'reserved'}
 end
 local offered = free and offer()
 if offered then

@@ -94,7 +94,7 @@ if (heir or '') ~= '' then
   note_end(runs, run_end, slot and current)
   if slot then
     local value = is_of_dead and heir .. string.sub(current, #opening + 1) or heir
-    redis.call('SET', slot, value, 'PX', heirs_ttl)
+    change(slot, value, heirs_ttl)
   end
   return slot and 1 or 0
 end
@@ -110,7 +110,7 @@ if not slot then
 else
   rest = math.max(rest_of_min_hold(), tonumber(pause) or 0)
   if rest > 0 then
-    redis.call('SET', slot, cooling_down(current, opening), 'PX', rest)
+    change(slot, cooling_down(current, opening), rest)
     if someone_waits() then
       wake_one(rest)  -- so that the waiter learns when the lock will be free
     end

@@ -177,7 +177,7 @@ def call_off(facts: Facts, retry: Retry, by: Holder) -> None:
     text, claim = successor_text(by.task or "", by.task_id or ""), facts.claim
     try:
         called_off = note_replaced(claim, claim.attempt + 1, text, countdown_of(retry))
-        facts.locks.server.ask(called_off, once=True)
+        facts.locks.server.run(called_off, once=True)
     except LockUnavailable as exc:
         logger.warning("redislock: could not cancel the retry of %s: %s", facts, exc.reason)
 
