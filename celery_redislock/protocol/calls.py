@@ -57,9 +57,10 @@ class Release(NamedTuple):
         leaves: the place in the waiting room that is given up, or None.
         publishes: the caller publishes the task of the waiting room that is next.
         run_end: how the run ended, see `past.end_text`; "" if there was no run.
-        pause: the lock stays taken for this many seconds from now.
+        pause: others must not have the lock for this many seconds from now.
         heir: the value by which the lock is left to a message of the task, and the seconds for
             which it is; or only the value's opening, if the holder died; or None.
+        died: the claim's process died: a lock that was left to its attempt is given back too.
     """
 
     note: str = ""
@@ -71,6 +72,7 @@ class Release(NamedTuple):
     run_end: str = ""
     pause: float = 0.0
     heir: tuple[str, float] | None = None
+    died: bool = False
 
 
 # -- taking a lock ----------------------------------------------------------------------------
@@ -231,16 +233,16 @@ def settle(claim: Claim, release: Release = Release()) -> Call[Settled]:  # noqa
         *(of.lock, of.waiters, of.wake, claim.done_key, of.fence, of.room),
         *(of.rooms, of.entries, of.deadlines, of.sent, of.ended, claim.runs_key, *of.slots),
     )
-    note, always, min_hold, stray, leaves, publishes, run_end, pause, heir = release
+    note, always, min_hold, stray, leaves, publishes, run_end, pause, heir, died = release
     args: tuple[Any, ...] = (
         *(claim.opening, note and notes.encode(note, claim.sent), int(always)),
         *(to_ms(claim.done_ttl), to_ms(RESERVE), of.lock_id, int(publishes), run_end),
     )
-    if stray or min_hold or leaves or pause or heir:
+    if stray or min_hold or leaves or pause or heir or died:
         value, seconds = heir or ("", 0)
         args += (
             *(int(stray), to_ms(min_hold) if min_hold else 0, *(leaves or ("", ""))),
-            *(to_ms(pause) if pause else 0, value, to_ms(seconds)),
+            *(to_ms(pause) if pause else 0, value, to_ms(seconds), claim.entry_id if died else ""),
         )
     return Call("settle", keys, args, _settle_answer, claim.ttl, recurs=not claim.task_id)
 

@@ -82,16 +82,25 @@ local function take(slot)
 -- include taking.lua
 end
 
-local function settled(slot, is_kept)
+-- `kept` is the value of a slot that is taken over. A pause that it was to keep goes on.
+local function settled(slot, kept)
   -- Free memory first: a server that is out of memory refuses the other writes if they come first.
-  if how ~= 'try' or is_kept then
+  if how ~= 'try' or kept then
     redis.call('ZREM', waiters, opening)
   end
+  local pause = kept and rest_of_pause(kept, now) or 0
+  if kept and is_cooling(kept) then
+    pause = math.max(redis.call('PTTL', slot), pause)
+  end
+  value = paused(value, pause, now)
   local has_room = redis.call('EXISTS', room) == 1
   if has_room and task_id ~= '' then
     leave(member, entry_id)
   end
   local reply = take(slot)
+  if pause > 0 and type(reply) == 'number' then
+    reply = {'acquired', redis.call('GET', slot), string.format('%.0f', reply)}
+  end
   if has_room then
     set_due()
   end
@@ -138,7 +147,7 @@ if task_id ~= '' and not again and not kept then
   end
 end
 if kept then
-  return settled(slots[kept], true)
+  return settled(slots[kept], current[kept])
 end
 
 -- The reply if somebody else has the slot with this number, or comes before.
@@ -173,19 +182,20 @@ local function met(i, slot, holder)
   local theirs = order(holder.nesting, holder.attempt)
   local is_own = task_id ~= '' and holder.task_id == task_id
   local is_child = parent ~= '' and holder.task_id == parent and mine > theirs
-  if holder.cooling or not (is_own or is_child) then
+  if not (is_own or is_child) or holder.cooling and mine <= theirs then
     return nil
   elseif mine > theirs then
-    -- The lock is kept for us; or its holder missed a heartbeat: that run is dead or has given up.
-    if holder.held or holder.queued
+    -- The lock is kept for us, or from others; or its holder missed a heartbeat: that run is dead or has
+    -- given up.
+    if holder.held or holder.queued or holder.cooling
         or redis.call('PTTL', slot) < (tonumber(holder.ttl_ms) or tonumber(ttl)) / 2 then
-      return settled(slot, true)
+      return settled(slot, current[i])
     end
     return busy(i, 'earlier')
   elseif mine < theirs then
     return not again and {'done', ENDED_NOTE, -1} or nil
   elseif holder.queued then
-    return settled(slot, true)  -- kept for this message, though it has no token for it
+    return settled(slot, current[i])  -- kept for this message, though it has no token for it
   end
   if not string.find(current[i], REDELIVERED, 1, true) then
     current[i] = with(current[i], REDELIVERED)

@@ -32,11 +32,12 @@ for _, slot in ipairs(slots) do
   local current = redis.pcall('GET', slot)
   local holder = record_of(current)
   if holder and is_under(current, meant_opening) and (meant_opening ~= '' or not holder.hold) then
-    -- The note lives as long as the holder, or one that was broken just before, may believe that it has
-    -- the lock: neither may take it again.
     local left = redis.call('PTTL', slot)
-    redis.call('DEL', slot)  -- first: a full server takes the note only after this
+    -- This comes first: a full server takes the note only after it.
+    redis.call('DEL', slot)
     if not holder.hold then
+      -- The note lives as long as the holder, or one that was broken just before, may believe that
+      -- it has the lock: neither may take it again.
       longest = math.max(tonumber(holder.ttl_ms) or 0, left, longest)
       local earlier = string.sub(redis.call('GET', broken_by_whom) or '', -8192)
       redis.call('SET', broken_by_whom, earlier .. broken_text(holder.token, by), 'PX', longest)

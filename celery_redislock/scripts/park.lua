@@ -103,7 +103,8 @@ end
 if is_there then
   -- Another copy of the message parked the task, or it came and the lock was held. This message ends.
   if not waits_first then
-    redis.call('ZREM', sent, member)  -- first: a full server takes the rest only after this
+    -- This comes first: a full server takes the rest only after it.
+    redis.call('ZREM', sent, member)
     state.due = 0
     save_state(member, state)
     local gives_up_at = times_of(before)
@@ -208,7 +209,12 @@ local function replace(slot)
     redis.call('SET', notes[its_id], REPLACED_NOTE .. successor, 'PX', lives)
   end
   if waits and its_id then
-    redis.call('DEL', slot)
+    local rest = rest_of_pause(current, now)
+    if rest > 0 then
+      change(slot, cooling_down(current), rest)
+    else
+      redis.call('DEL', slot)
+    end
   elseif holder.token ~= '' then
     -- Name the newest successor, but count the time from the first one.
     local at = replaced_at(current) or now + replace_after

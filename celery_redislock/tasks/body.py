@@ -160,7 +160,7 @@ def _kept_for(facts: Facts, lease: Lease, ran: Ran) -> tuple[float, float]:
     is_any = options.lock_min_hold_after == "any" and ran is not NOT_RUN and ran.retry is None
     min_hold = (options.lock_min_hold or 0.0) if is_any or ran.how == past.SUCCEEDED else 0.0
     if lease.pause_for is not None:
-        return min_hold, lease.pause_for if ran.retry is None else 0.0
+        return min_hold, lease.pause_for
     if (pauses := options.lock_pause) is None:
         return min_hold, 0.0
     by_end = {past.SUCCEEDED: pauses.success, past.FAILED: pauses.failure}

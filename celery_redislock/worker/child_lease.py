@@ -121,7 +121,7 @@ class ChildLease:
             end = self.end_reason if claim.history else ""
             if self._keep_for_retry(claim, end):
                 return  # Celery has sent the retry, or is about to
-            reply = self.server.run(settle(claim, Release(stray=True, run_end=end)))
+            reply = self.server.run(settle(claim, Release(stray=True, run_end=end, died=True)))
             if reply.ours:
                 self._say_freed()
             follow_up(self._task.app, claim.keys, self.ttl, reply)
@@ -160,7 +160,7 @@ class ChildLease:
             return False
         seconds = task.default_retry_delay + task.lock_options.kept_across_retries
         # No done note: we do not know yet whether there is a retry.
-        kept = Release(run_end=end, heir=(opening_of_held(heir.token), seconds))
+        kept = Release(run_end=end, heir=(opening_of_held(heir.token), seconds), died=True)
         if not self.server.run(settle(claim, kept)).ours:
             return False
         if self._is_not_retried:  # this became known meanwhile
