@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -28,7 +28,7 @@ from .claims import (
 )
 from .exchange import UNKNOWN_TTL, Call, Query, is_true, nothing, nothing_of, offered_in, seconds_in
 from .holders import Holder
-from .keys import LockKeys, head_of, runs_of
+from .keys import MAX_LIMIT, LockKeys, head_of, runs_of, slots_above
 
 #: Seconds for which a freed lock is kept for a waiter.
 RESERVE: Final = 0.1
@@ -381,6 +381,20 @@ def unmark_lost(of: LockKeys, fence: int) -> Query[None]:
 
 
 # -- who holds a lock -------------------------------------------------------------------------
+
+
+def slots_reached(of: LockKeys, ttl: float, is_meant: Callable[[bytes], bool]) -> Query[int]:
+    """How many slots the lock must have for all whose values are meant: an earlier `lock_limit` may
+    have been higher. 0 if none above these keys' slots is meant.
+    """
+    above = slots_above(of)
+    last = partial(_last_meant, MAX_LIMIT - len(above), is_meant)
+    return Query([("GET", slot) for slot in above], last, of.lock, ttl)
+
+
+def _last_meant(below: int, is_meant: Callable[[bytes], bool], values: list[Any]) -> int:
+    numbered = enumerate(values, below + 1)
+    return max((n for n, each in numbered if isinstance(each, bytes) and is_meant(each)), default=0)
 
 
 def holder_of(of: LockKeys, ttl: float) -> Query[Holder | None]:

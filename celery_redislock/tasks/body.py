@@ -151,7 +151,7 @@ def _is_held_for(facts: Facts, lease: Lease, retry: Retry) -> bool:
         keys = task.lock_keys_for(args, kwargs, sig.options.get("headers") or {})
     except Exception:
         return False  # the retry will fail, and needs no lock for that
-    return keys == facts.claim.keys
+    return keys.lock == facts.key
 
 
 def _kept_for(facts: Facts, lease: Lease, ran: Ran) -> tuple[float, float]:

@@ -28,6 +28,11 @@ def fatal_key(label: str, how: str | float = 0.0) -> str:
     return f"fatal:{label}"
 
 
+def limit_of_now(label: str, how: str | float) -> int:
+    """What the test says, for workers; here it is 1."""
+    return int(client.get(f"limit:{label}") or 3) if CONF else 1
+
+
 #: Each task's options. Where the key is a template, the tasks of that template share a lock.
 TASKS: dict[str, dict[str, Any]] = {
     "job": {"on_conflict": "queue"},
@@ -62,6 +67,13 @@ TASKS: dict[str, dict[str, Any]] = {
         "lock_ttl": 60,
         "lock_key": fatal_key,
     },
+    "fewer_later": {
+        "lock_limit": limit_of_now,
+        "lock_ttl": 60,
+        "lock_across_retries": "hold",
+    },
+    "fewer_later_short": {"lock_limit": limit_of_now, "lock_ttl": 3},
+    "fewer_later_kept": {"lock_limit": limit_of_now, "lock_scope": "queued+running"},
     "two_pause": {"lock_limit": 2},
     "cools_two_queue": {"on_conflict": "queue", "lock_min_hold": 1.2, "lock_limit": 2},
 }
