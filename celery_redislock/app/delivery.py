@@ -162,10 +162,8 @@ class Kept(NamedTuple):
         return part
 
     def is_of(self, keys: LockKeys) -> bool:
-        """Whether it is of this lock. A place is one also if the limit was another one."""
-        if self.lock_id == keys.lock_id:
-            return True
-        return not self.token and name_of_lock_id(self.lock_id) == keys.name
+        """Whether it is of this lock, whatever its limit was."""
+        return name_of_lock_id(self.lock_id) == keys.name
 
     @classmethod
     def of(cls, raw: Mapping[str, Any]) -> Kept | None:

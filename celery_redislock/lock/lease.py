@@ -155,7 +155,8 @@ class Lease(Right):
 
     def pause(self, seconds: float | timedelta) -> None:
         """Let nobody else have the lock for some time after this run, however it ends. A retry that
-        the body sends gets the lock, as with `lock_across_retries="hold"`.
+        the body sends gets the lock, as with `lock_across_retries="hold"`, and is followed by what
+        is left of the pause.
 
         Args:
             seconds: from the end of the run on, 0 for none; in place of the task's `lock_pause`.
@@ -260,9 +261,9 @@ class Lease(Right):
         self.unanswered += heartbeat.discard(self, wait)
         self.is_released = True
         # `_replace` takes thrice as long.
-        note, always, min_hold, _, leaves, publishes, _, pause, heir = release
-        stray = self.unanswered > 0 and heir is None
-        return Release(note, always, min_hold, stray, leaves, publishes, self.end(how), pause, heir)
+        note, always, min_hold, _, leaves, publishes, _, pause, heir, died = release
+        stray, end = self.unanswered > 0 and heir is None, self.end(how)
+        return Release(note, always, min_hold, stray, leaves, publishes, end, pause, heir, died)
 
     def leave_at_end(self, heir: Heir) -> None:
         """Note that the lock is left to this message when the run ends."""
@@ -277,7 +278,8 @@ class Lease(Right):
         if self.given_back:
             return False
         value = heir.value(self.stored), heir.seconds
-        settled = self.release(Release(notes.lasting(notes.ENDED), True, heir=value), how)
+        note, pause = notes.lasting(notes.ENDED), self.pause_for or 0.0
+        settled = self.release(Release(note, True, pause=pause, heir=value), how)
         return settled is not None and settled.ours
 
     def abandon(self) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -28,7 +28,7 @@ from .claims import (
 )
 from .exchange import UNKNOWN_TTL, Call, Query, is_true, nothing, nothing_of, offered_in, seconds_in
 from .holders import Holder
-from .keys import LockKeys, head_of, runs_of
+from .keys import MAX_LIMIT, LockKeys, head_of, runs_of, slots_above
 from .suspensions import Suspension, in_force, longest_of, suspension_in, told
 
 #: Seconds for which a freed lock is kept for a waiter.
@@ -60,9 +60,10 @@ class Release(NamedTuple):
         leaves: the place in the waiting room that is given up, or None.
         publishes: the caller publishes the task of the waiting room that is next.
         run_end: how the run ended, see `past.end_text`; "" if there was no run.
-        pause: the lock stays taken for this many seconds from now.
+        pause: others must not have the lock for this many seconds from now.
         heir: the value by which the lock is left to a message of the task, and the seconds for
             which it is; or only the value's opening, if the holder died; or None.
+        died: the claim's process died: a lock that was left to its attempt is given back too.
     """
 
     note: str = ""
@@ -74,6 +75,7 @@ class Release(NamedTuple):
     run_end: str = ""
     pause: float = 0.0
     heir: tuple[str, float] | None = None
+    died: bool = False
 
 
 # -- taking a lock ----------------------------------------------------------------------------
@@ -241,16 +243,16 @@ def settle(claim: Claim, release: Release = Release()) -> Call[Settled]:  # noqa
         *(of.lock, of.waiters, of.wake, claim.done_key, of.fence, of.room, of.rooms),
         *(of.entries, of.deadlines, of.sent, of.ended, claim.runs_key, of.suspended, *of.slots),
     )
-    note, always, min_hold, stray, leaves, publishes, run_end, pause, heir = release
+    note, always, min_hold, stray, leaves, publishes, run_end, pause, heir, died = release
     args: tuple[Any, ...] = (
         *(claim.opening, note and notes.encode(note, claim.sent), int(always)),
         *(to_ms(claim.done_ttl), to_ms(RESERVE), of.lock_id, int(publishes), run_end),
     )
-    if stray or min_hold or leaves or pause or heir:
+    if stray or min_hold or leaves or pause or heir or died:
         value, seconds = heir or ("", 0)
         args += (
             *(int(stray), to_ms(min_hold) if min_hold else 0, *(leaves or ("", ""))),
-            *(to_ms(pause) if pause else 0, value, to_ms(seconds)),
+            *(to_ms(pause) if pause else 0, value, to_ms(seconds), claim.entry_id if died else ""),
         )
     return Call("settle", keys, args, _settle_answer, claim.ttl, recurs=not claim.task_id)
 
@@ -308,12 +310,10 @@ def mark_done(claim: Claim, kind: str = notes.EXPECTS_RESULT) -> Call[None]:
     """Leave the done note of an attempt that ends without the lock. One that says that the attempt
     was replaced stays.
     """
-    keys = (claim.keys.lock, claim.done_key)
-    args = (notes.encode(kind, claim.sent), to_ms(claim.done_ttl))
-    return Call("note", keys, args, nothing_of, claim.ttl)
+    return _note(claim, notes.encode(kind, claim.sent), claim.done_ttl)
 
 
-def note_replaced(claim: Claim, attempt: int, by: str, seconds: float) -> Query[None]:
+def note_replaced(claim: Claim, attempt: int, by: str, seconds: float) -> Call[None]:
     """Tell a later attempt of this task, which is on its way, not to run.
 
     Args:
@@ -323,9 +323,12 @@ def note_replaced(claim: Claim, attempt: int, by: str, seconds: float) -> Query[
         seconds: how long the later attempt's message takes to arrive.
     """
     later = dataclasses.replace(claim, attempt=attempt)
-    ms = to_ms(seconds + claim.done_ttl)
-    command = ("SET", later.done_key, notes.encode_replaced(by), "PX", ms)
-    return Query([command], nothing, claim.keys.lock, claim.ttl)
+    return _note(later, notes.encode_replaced(by), seconds + claim.done_ttl)
+
+
+def _note(claim: Claim, note: str, seconds: float) -> Call[None]:
+    keys = (claim.keys.lock, claim.done_key)
+    return Call("note", keys, (note, to_ms(seconds)), nothing_of, claim.ttl)
 
 
 def forget(keys: Sequence[str], most: float) -> list[Call[None]]:
@@ -420,6 +423,20 @@ def _kept_off(task: str, name: str, replies: list[Any]) -> Suspension | None:
 
 
 # -- who holds a lock -------------------------------------------------------------------------
+
+
+def slots_reached(of: LockKeys, ttl: float, is_meant: Callable[[bytes], bool]) -> Query[int]:
+    """How many slots the lock must have for all whose values are meant: an earlier `lock_limit` may
+    have been higher. 0 if none above these keys' slots is meant.
+    """
+    above = slots_above(of)
+    last = partial(_last_meant, MAX_LIMIT - len(above), is_meant)
+    return Query([("GET", slot) for slot in above], last, of.lock, ttl)
+
+
+def _last_meant(below: int, is_meant: Callable[[bytes], bool], values: list[Any]) -> int:
+    numbered = enumerate(values, below + 1)
+    return max((n for n, each in numbered if isinstance(each, bytes) and is_meant(each)), default=0)
 
 
 def holder_of(of: LockKeys, ttl: float) -> Query[Holder | None]:

@@ -13,7 +13,7 @@ import os
 import re
 import socket
 import string
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from functools import cache, lru_cache
 from json.encoder import encode_basestring_ascii
@@ -285,6 +285,12 @@ def decode(value: bytes) -> dict[str, Any] | None:
     only its token and version: its other fields may mean something else.
     """
     return read(value, None)[0]
+
+
+def is_of_task(value: bytes, ids: Sequence[Any]) -> bool:
+    """Whether a lock's value, of any version, names one of these tasks."""
+    task_id = (_record(value) or {}).get("task_id")
+    return bool(task_id) and task_id in ids
 
 
 def _is_newer(record: Mapping[str, Any]) -> bool:

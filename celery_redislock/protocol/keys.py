@@ -106,6 +106,19 @@ def _lock_keys(prefix: str, name: str, limit: int) -> LockKeys:
     )
 
 
+def slots_above(of: LockKeys) -> list[str]:
+    """The keys of all further slots that a lock of that name can have, in their order."""
+    head = head_of(of.lock)
+    return [f"{head}}}:lock{n}:{of.name}" for n in range(len(of.slots) + 2, MAX_LIMIT + 1)]
+
+
+def with_slots(of: LockKeys, limit: int) -> LockKeys:
+    """The keys of the same lock, with at least so many slots."""
+    if limit <= len(of.slots) + 1:
+        return of
+    return lock_keys(head_of(of.lock).rpartition(":{")[0], of.name, limit)
+
+
 def head_of(key: str) -> str:
     """What all keys of a bucket begin with."""
     return key.partition("}")[0]
@@ -117,11 +130,15 @@ def keys_of_lock_id(prefix: str, lock_id: str) -> LockKeys:
     Raises:
         ValueError: it is no lock id.
     """
-    digits, _, name = lock_id.partition("|")
-    limit = int(digits)
+    return lock_keys(prefix, lock_id.partition("|")[2], limit_of_lock_id(lock_id))
+
+
+def limit_of_lock_id(lock_id: str) -> int:
+    """How many slots a lock's id says that the lock has. It raises what `keys_of_lock_id` does."""
+    limit = int(lock_id.partition("|")[0])
     if not 1 <= limit <= MAX_LIMIT:
         raise ValueError(f"no lock has {limit} slots")
-    return lock_keys(prefix, name, limit)
+    return limit
 
 
 def name_of_lock_id(lock_id: str) -> str:

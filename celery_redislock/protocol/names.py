@@ -374,6 +374,76 @@ def check_callable(where: str, kind: str, function: Callable[..., Any], calls: S
         )
 
 
+class WithDefaults:
+    """Calls an option's callable with a call's arguments, and the defaults of those left out: in
+    their order, or, if the callable does not take them so, by their names.
+
+    Args:
+        where: the option, for the error message.
+        kind: what is called, such as "task".
+        option: the callable.
+        function: what is called, for its signature.
+
+    Raises:
+        ConfigError: the callable does not take all arguments of a call.
+    """
+
+    def __init__(
+        self, where: str, kind: str, option: Callable[..., Any], function: Callable[..., Any]
+    ) -> None:
+        self._option = option
+        own, self._calls = own_signature(function), call_signature(function)
+        check_callable(where, kind, option, own)
+        named = [p for p in self._calls.parameters.values() if p.kind not in VARIABLE]
+        every = self._calls.bind_partial()
+        every.arguments.update((p.name, None) for p in named)
+        self._in_order, self._adds_defaults = True, True
+        for self._in_order in (True, False):
+            if self._takes(every):
+                return
+        if own != self._calls:  # a decorator may give arguments that no call has
+            self._in_order, self._adds_defaults = True, False
+            return
+        raise ConfigError(
+            f"{where}'s callable takes {inspect.signature(option)}, but gets every argument of a"
+            f" call of the {kind}, with the defaults of those left out:"
+            f" {', '.join(p.name for p in named)}; it must take them all, or have **kwargs"
+        )
+
+    def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What the callable returns for this call."""
+        if self._adds_defaults:
+            try:
+                bound = self._calls.bind_partial(*args, **kwargs)
+            except TypeError:  # the call fails, whatever the callable says of it
+                return self._option(*args, **kwargs)
+            bound.apply_defaults()
+            args, kwargs = self._arguments(bound)
+        return self._option(*args, **kwargs)
+
+    def _takes(self, bound: inspect.BoundArguments) -> bool:
+        try:
+            signature = inspect.signature(self._option)
+        except (TypeError, ValueError):  # a builtin without a signature
+            return True
+        args, kwargs = self._arguments(bound)
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError:
+            return False
+        return True
+
+    def _arguments(self, bound: inspect.BoundArguments) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        if self._in_order:
+            return bound.args, bound.kwargs
+        by_name = bound.arguments.copy()
+        for p in self._calls.parameters.values():
+            if p.kind in VARIABLE:
+                rest = by_name.pop(p.name, ())
+                by_name.update(rest if isinstance(rest, dict) else {})
+        return (), by_name
+
+
 def _some_call_fits(task: Signature, other: Signature) -> bool:
     """Whether there is a call that both the task and the other accept."""
     parameters = task.parameters.values()

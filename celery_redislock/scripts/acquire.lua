@@ -47,7 +47,8 @@ if #slots == 1 and (not how or how == 'wait' and kept_opening .. parent .. membe
 -- include taking.lua
   elseif not how and is_of_another(current, entry_id, value) and redis.call('EXISTS', done_note) == 0 then
     local ms, note = string.match(note_if_busy, '^(%d+):(.*)$')
-    if ms then
+    if ms and redis.pcall('SET', done_note, note, 'PX', ms).err then
+      redis.pcall('DEL', done_note)  -- a full server takes the note only after this
       redis.pcall('SET', done_note, note, 'PX', ms)
     end
     if note_if_busy ~= '' and runs_kept ~= '0' then
@@ -82,16 +83,25 @@ local function take(slot)
 -- include taking.lua
 end
 
-local function settled(slot)
+-- `kept` is the value of a slot that is taken over. A pause that it was to keep goes on.
+local function settled(slot, kept)
   -- Free memory first: a server that is out of memory refuses the other writes if they come first.
-  if how ~= 'try' then
+  if how ~= 'try' or kept then
     redis.call('ZREM', waiters, opening)
   end
+  local pause = kept and rest_of_pause(kept, now) or 0
+  if kept and is_cooling(kept) then
+    pause = math.max(redis.call('PTTL', slot), pause)
+  end
+  value = paused(value, pause, now)
   local has_room = redis.call('EXISTS', room) == 1
   if has_room and task_id ~= '' then
     leave(member, entry_id)
   end
   local reply = take(slot)
+  if pause > 0 and type(reply) == 'number' then
+    reply = {'acquired', redis.call('GET', slot), string.format('%.0f', reply)}
+  end
   if has_room then
     set_due()
   end
@@ -149,11 +159,11 @@ local function kept_off()
 end
 
 -- Take a lock that is kept for this message. What has begun goes on, whatever is suspended.
-local function take_kept(slot)
-  return mine == 0 and kept_off() or settled(slot)
+local function take_kept(slot, value)
+  return mine == 0 and kept_off() or settled(slot, value)
 end
 if kept then
-  return take_kept(slots[kept])
+  return take_kept(slots[kept], current[kept])
 end
 
 -- The reply if somebody else has the slot with this number, or comes before.
@@ -167,6 +177,7 @@ local function busy(i, relation, offered)
   local slot, value = slots[i], current[i] or ''
   local ms, note = string.match(note_if_busy, '^(%d+):(.*)$')
   if ms and relation ~= 'own' and relation ~= 'earlier' and relation ~= 'newer' then
+    redis.call('DEL', done_note)  -- a full server takes the note only after this
     redis.pcall('SET', done_note, note, 'PX', ms)
   end
   if note_if_busy ~= '' and runs_kept ~= '0' and (relation == 'other' or relation == 'foreign') then
@@ -187,22 +198,24 @@ local function met(i, slot, holder)
   local theirs = order(holder.nesting, holder.attempt)
   local is_own = task_id ~= '' and holder.task_id == task_id
   local is_child = parent ~= '' and holder.task_id == parent and mine > theirs
-  if holder.cooling or not (is_own or is_child) then
+  if not (is_own or is_child) or holder.cooling and mine <= theirs then
     return nil
   elseif mine > theirs then
-    -- The lock is kept for us; or its holder missed a heartbeat: that run is dead or has given up.
-    if holder.held or holder.queued
+    -- The lock is kept for us, or from others; or its holder missed a heartbeat: that run is dead or has
+    -- given up.
+    if holder.held or holder.queued or holder.cooling
         or redis.call('PTTL', slot) < (tonumber(holder.ttl_ms) or tonumber(ttl)) / 2 then
-      return settled(slot)
+      return settled(slot, current[i])
     end
     return busy(i, 'earlier')
   elseif mine < theirs then
     return not again and {'done', ENDED_NOTE, -1} or nil
   elseif holder.queued then
-    return take_kept(slot)  -- kept for this message, though it has no token for it
+    return take_kept(slot, current[i])  -- kept for this message, though it has no token for it
   end
   if not string.find(current[i], REDELIVERED, 1, true) then
     current[i] = with(current[i], REDELIVERED)
+    redis.call('ZREM', waiters, opening)  -- a full server takes the mark only after this
     redis.call('SET', slot, current[i], 'KEEPTTL')
   end
   return busy(i, 'own')

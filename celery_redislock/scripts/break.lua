@@ -32,13 +32,15 @@ for _, slot in ipairs(slots) do
   local current = redis.pcall('GET', slot)
   local holder = record_of(current)
   if holder and is_under(current, meant_opening) then
+    local left = redis.call('PTTL', slot)
+    -- This comes first: a full server takes the note only after it.
+    redis.call('DEL', slot)
     -- The note lives as long as the holder, or one that was broken just before, may believe that
     -- it has the lock: neither may take it again.
-    longest = math.max(tonumber(holder.ttl_ms) or 0, redis.call('PTTL', slot), longest)
+    longest = math.max(tonumber(holder.ttl_ms) or 0, left, longest)
     local earlier = string.sub(redis.call('GET', broken_by_whom) or '', -8192)
     redis.call('SET', broken_by_whom, earlier .. broken_text(holder.token, by), 'PX', longest)
     note_broken(current, holder)
-    redis.call('DEL', slot)
     broken[#broken + 1] = current
   end
 end

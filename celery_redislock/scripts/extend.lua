@@ -37,10 +37,10 @@ for _, slot in ipairs(slots) do
     if is_over(current) then
       return {0, counter}
     end
+    redis.call('PEXPIRE', slot, ttl)
     if description then
-      redis.call('SET', slot, described(current, description), 'PX', ttl)
-    else
-      redis.call('PEXPIRE', slot, ttl)
+      -- If the server refuses this, the next extension brings it again.
+      redis.pcall('SET', slot, described(current, description), 'KEEPTTL')
     end
     local at = replaced_at(current)
     if at then
@@ -63,7 +63,7 @@ end
 if tonumber(counter) > tonumber(last_counter) then
   return {0, counter}
 end
-redis.call('SET', free, value, 'PX', ttl)
+change(free, value, ttl)
 -- The next fence is the time. It is higher, unless this server's clock is behind the old server's.
 local now = redis.call('TIME')
 if math.max(tonumber(counter), now[1] * 1000000 + now[2]) < tonumber(fence) then

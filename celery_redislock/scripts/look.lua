@@ -24,6 +24,10 @@ local publishes = true
 -- include suspended.lua
 -- include room.lua
 
+-- Dead waiters go first, if there are any: a full server takes what follows only after a write that
+-- needs no memory, and one that is published may free some.
+redis.call('ZREMRANGEBYSCORE', waiters, 0, now)
+
 for _, member in ipairs(unknown) do
   pass_over(member)
 end

@@ -19,9 +19,9 @@ end
 -- Leave this note of an attempt that is over. What was replaced stays noted as replaced, whatever
 -- becomes of its copies: one that came earlier must not take its successor's place in the room.
 local function note_over(key, note, ttl)
-  if says_replaced(key) then
-    redis.call('PEXPIRE', key, ttl)
-  else
+  -- This comes first: a full server takes the note only after a write that needs no memory.
+  local is_there = redis.call('PEXPIRE', key, ttl) == 1
+  if not (is_there and says_replaced(key)) then
     redis.call('SET', key, note, 'PX', ttl)
   end
 end

@@ -120,9 +120,10 @@ end
 if is_there then
   -- Another copy of the message parked the task, or it came and the lock was held. This message ends.
   if not waits_first then
+    -- This comes first: a full server takes the rest only after it.
+    redis.call('ZREM', sent, member)
     state.due = 0
     save_state(member, state)
-    redis.call('ZREM', sent, member)
     local gives_up_at = times_of(before)
     if gives_up_at then
       redis.call('ZADD', deadlines, gives_up_at, member)
@@ -225,7 +226,12 @@ local function replace(slot)
     redis.call('SET', notes[its_id], REPLACED_NOTE .. successor, 'PX', lives)
   end
   if waits and its_id then
-    redis.call('DEL', slot)
+    local rest = rest_of_pause(current, now)
+    if rest > 0 then
+      change(slot, cooling_down(current), rest)
+    else
+      redis.call('DEL', slot)
+    end
   elseif holder.token ~= '' then
     -- Name the newest successor, but count the time from the first one.
     local at = replaced_at(current) or now + replace_after

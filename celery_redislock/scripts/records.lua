@@ -21,14 +21,36 @@ local function acquired_now(time)
   return string.format(',"acquired_at":%s.%06d', time[1], time[2])
 end
 
+-- Give a slot that is taken another value. PEXPIRE comes first: a full server refuses a SET, but not
+-- after a write of the same script that needs no memory.
+local function change(slot, value, ttl)
+  redis.call('PEXPIRE', slot, ttl)
+  redis.call('SET', slot, value, 'PX', ttl)
+end
+
 -- When the lock was acquired, in seconds; or nil.
 local function acquired_at(value)
   return tonumber(string.match(value, '"acquired_at":([%d.]+)'))
 end
 
 -- The value of a lock that is kept on after its run: without a token nobody extends or releases it.
-local function cooling_down(value, opening)
-  return '{"token":"","cooling":true' .. string.sub(value, #opening + 1)
+local function cooling_down(value)
+  local rest = string.gsub(string.sub(value, #opening_of(token_of(value)) + 1), ',"held":true', '')
+  return '{"token":"","cooling":true' .. string.gsub(rest, ',"queued":true', '')
+end
+
+-- The ms for which a run of the task has asked that others must not have the lock; or 0.
+local function rest_of_pause(value, now)
+  local _, last = string.find(value, PAUSED, 1, true)
+  return last and math.max(string.match(value, '^(%d+)', last + 1) - now, 0) or 0
+end
+
+-- The value with such a pause of so many ms, unless it has a longer one.
+local function paused(value, ms, now)
+  if ms <= rest_of_pause(value, now) then
+    return value
+  end
+  return with(string.gsub(value, PAUSED .. '%d+', ''), string.format('%s%.0f', PAUSED, now + ms))
 end
 
 -- The value with what the run's body says of itself.

@@ -24,10 +24,7 @@ local publishes = true
 -- include suspended.lua
 -- include room.lua
 
-local function keep(slot, condition)
-  redis.call('SET', slot, with(value, acquired_now(time)), condition, 'PX', ttl)
-  return {'reserved'}
-end
+local kept = with(value, acquired_now(time))
 
 local free, held
 for _, slot in ipairs(slots) do
@@ -35,7 +32,8 @@ for _, slot in ipairs(slots) do
   if not current then
     free = free or slot
   elseif is_under(current, opening) then
-    return keep(slot, 'XX')
+    change(slot, kept, ttl)
+    return {'reserved'}
   else
     held = held or slot
   end
@@ -46,7 +44,8 @@ for _, member in ipairs(free and redis.call('LRANGE', room, 0, #slots + 15) or {
   waiting = waiting or task_there(member) == task and state_of(member).id
 end
 if free and not waiting and (redis.call('EXISTS', room) == 0 or may_go('')) then
-  return keep(free, 'NX')
+  redis.call('SET', free, kept, 'PX', ttl)
+  return {'reserved'}
 end
 local offered = free and offer()
 if offered then

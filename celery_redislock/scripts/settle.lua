@@ -16,9 +16,10 @@
 --       9 "1" an extension may still be on its way: it must not take the lock again
 --       10 ms since the acquisition until which the lock stays taken, or "0"
 --       11 the member that leaves the room, or ""   12 the id of its entry, see entries.lua
---       13 ms from now for which the lock stays taken, or "0"
+--       13 ms from now for which others must not have the lock, or "0"
 --       14 the value by which the lock is left to a message of the task; or only its opening, if its
 --       holder died: the rest stays as it is; or ""   15 its ttl in ms
+--       16 the id of an attempt whose process died: a lock that was left to it is given back too; or ""
 -- Reply 1 given back, or left | 0 not ours any more, or a newer run is to have it; or, if the room is not empty, or 11 is given:
 --       {the same, ms until the next look at the room, and the entry to publish, if any: see room.lua}
 
@@ -26,17 +27,19 @@ local lock, waiters, wake, done_note, counter, room, rooms, entries, deadlines, 
 local runs, suspended = unpack(KEYS, 12)
 local slots = {lock, unpack(KEYS, 14)}
 local opening, note, always, done_ttl, reserve_for, lock_id, can_publish, run_end = unpack(ARGV)
-local stray, min_hold, leaver, leavers_id, pause, heir, heirs_ttl = unpack(ARGV, 9)
+local stray, min_hold, leaver, leavers_id, pause, heir, heirs_ttl, died = unpack(ARGV, 9)
 
 -- include values.lua
 -- include history.lua
 
 -- The plain case, for which the rest would do the same, and take longer: the lock's
--- first slot is still ours, it is free at once, nobody waits, no note was left, no copy was seen.
+-- first slot is still ours, it is free at once, nobody waits, no note was left, no copy was seen, and
+-- no pause that an earlier attempt asked for.
 local is_whole = run_end == '' or string.find(run_end, '|', 1, true)
 if not stray and is_whole then
   local current = redis.pcall('GET', lock)
   if is_under(current, opening) and not string.find(current, REDELIVERED, 1, true)
+      and not string.find(current, PAUSED, 1, true)
       and redis.call('EXISTS', waiters, room, done_note) == 0 then
     redis.call('DEL', lock)
     if note ~= '' and always == '1' then
@@ -57,7 +60,25 @@ local publishes = can_publish == '1'
 -- include suspended.lua
 -- include room.lua
 
+-- The slot that was left to the attempt with this id, and its value; or nil.
+local function slot_left_to(id)
+  for _, slot in ipairs(slots) do
+    local value = redis.pcall('GET', slot)
+    local holder = record_of(value)
+    if holder and holder.held and not is_newer(holder) and type(holder.task_id) == 'string' then
+      local nesting, attempt = tonumber(holder.nesting) or 0, tonumber(holder.attempt) or 0
+      if id_of(holder.task_id, nesting, attempt + 1) == id then
+        return slot, value
+      end
+    end
+  end
+end
+
 local slot, current = slot_under(opening)
+if not slot and (died or '') ~= '' then
+  run_end, is_whole = '', true
+  slot, current = slot_left_to(died)
+end
 -- If the lock is gone, it no longer says whether a copy was seen: assume so.
 local was_copied = not slot or string.find(current, REDELIVERED, 1, true)
 local leaves_note = note ~= '' and (always == '1' or was_copied)
@@ -73,6 +94,8 @@ local function leave_note()
     redis.call('DEL', done_note)
   end
 end
+
+pause = tonumber(pause) or 0
 
 local function rest_of_min_hold()
   local ms = tonumber(min_hold) or 0
@@ -95,8 +118,12 @@ if (heir or '') ~= '' then
   end
   note_end(runs, run_end, slot and current)
   if slot then
-    local value = is_of_dead and heir .. string.sub(current, #opening + 1) or heir
-    redis.call('SET', slot, value, 'PX', heirs_ttl)
+    local value = heir
+    if is_of_dead then
+      value = heir .. string.sub(current, #opening_of(token_of(current)) + 1)
+    end
+    value = paused(value, pause, now)
+    change(slot, value, math.max(heirs_ttl, rest_of_pause(value, now)))
   end
   return slot and 1 or 0
 end
@@ -110,9 +137,12 @@ local rest = 0
 if not slot then
   redis.call('ZREM', waiters, opening)  -- who gave up a wait is none of the waiters any more
 else
-  rest = math.max(rest_of_min_hold(), tonumber(pause) or 0)
+  rest = math.max(rest_of_min_hold(), pause)
+  if not string.find(current, REPLACED, 1, true) then
+    rest = math.max(rest, rest_of_pause(current, now))
+  end
   if rest > 0 then
-    redis.call('SET', slot, cooling_down(current, opening), 'PX', rest)
+    change(slot, cooling_down(current), rest)
     if someone_waits() then
       wake_one(rest)  -- so that the waiter learns when the lock will be free
     end

@@ -7,6 +7,7 @@
 
 local REDELIVERED = ',"redelivered":true'  -- another copy of the holder's message was seen
 local REPLACED = ',"replaced":'            -- the ms at which the run must end; then its successor
+local PAUSED = ',"paused_until":'          -- the ms until which others must not have the lock
 local TURNED_AWAY = ',"turned_away":'      -- how many duplicates ended without a run
 
 -- The version of the values that we write. `protocol/holders.py` has the rule for others.

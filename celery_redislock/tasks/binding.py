@@ -16,8 +16,8 @@ from ..app.settings import AppLocks, Elsewhere, app_locks
 from ..app.unknown import refuse_name, refuse_unknown_options
 from ..errors import ConfigError
 from ..policies import Policy
-from ..protocol.names import KeyMaker, check_callable
-from ..protocol.signatures import is_async, own_signature
+from ..protocol.names import KeyMaker, WithDefaults
+from ..protocol.signatures import is_async
 from ..verbs import NO_RESULT
 from .forgotten import options_elsewhere
 from .locked import LockedTask
@@ -72,8 +72,8 @@ def resolve_options(cls: type[LockedTask], door: type[LockedTask], app: Any) -> 
     headers = options.lock_headers
     key_maker = KeyMaker(cls.name, function, options.lock_key, cls._normalise, headers=headers)
     if callable(options.lock_limit):
-        signature = own_signature(function)
-        check_callable(f"{where}: lock_limit", "task", options.lock_limit, signature)
+        limit = WithDefaults(f"{where}: lock_limit", "task", options.lock_limit, function)
+        cls._redislock_limit = limit
     cls._redislock_key_maker = key_maker
     label = options.lock_label
     cls._redislock_label_maker = (

@@ -151,7 +151,7 @@ def _is_held_for(facts: Facts, lease: Lease, retry: Retry) -> bool:
         keys = task.lock_keys_for(args, kwargs, sig.options.get("headers") or {})
     except Exception:
         return False  # the retry will fail, and needs no lock for that
-    return keys == facts.claim.keys
+    return keys.lock == facts.key
 
 
 def _kept_for(facts: Facts, lease: Lease, ran: Ran) -> tuple[float, float]:
@@ -160,7 +160,7 @@ def _kept_for(facts: Facts, lease: Lease, ran: Ran) -> tuple[float, float]:
     is_any = options.lock_min_hold_after == "any" and ran is not NOT_RUN and ran.retry is None
     min_hold = (options.lock_min_hold or 0.0) if is_any or ran.how == past.SUCCEEDED else 0.0
     if lease.pause_for is not None:
-        return min_hold, lease.pause_for if ran.retry is None else 0.0
+        return min_hold, lease.pause_for
     if (pauses := options.lock_pause) is None:
         return min_hold, 0.0
     by_end = {past.SUCCEEDED: pauses.success, past.FAILED: pauses.failure}
@@ -177,7 +177,7 @@ def call_off(facts: Facts, retry: Retry, by: Holder) -> None:
     text, claim = successor_text(by.task or "", by.task_id or ""), facts.claim
     try:
         called_off = note_replaced(claim, claim.attempt + 1, text, countdown_of(retry))
-        facts.locks.server.ask(called_off, once=True)
+        facts.locks.server.run(called_off, once=True)
     except LockUnavailable as exc:
         logger.warning("redislock: could not cancel the retry of %s: %s", facts, exc.reason)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Mapping
@@ -11,11 +12,12 @@ from ..app.delivery import Delivery, Kept, attempt_of
 from ..app.events import events
 from ..app.outcomes import TURNED_AWAY, Outcome, Whose, report
 from ..app.settings import AppLocks
+from ..errors import LockUnavailable
 from ..protocol import holders
 from ..protocol.claims import Claim, to_ms
 from ..protocol.clock import clock
 from ..protocol.holders import Holder
-from ..protocol.keys import LockKeys
+from ..protocol.keys import LockKeys, limit_of_lock_id, with_slots
 from ..protocol.suspensions import Suspension
 from .locked import LockedTask
 
@@ -71,12 +73,30 @@ class Facts:
             events.learn(message.events, raw.get("hostname"))
         self.began = bool(raw.get("retries") or raw.get("replaced_task_nesting") or message.began)
         self.may_be_copy = _may_be_copy(locks, message)
-        keys = task.lock_keys_for(args, kwargs, raw)
+        keys = self._keys(kept)
         self.key = keys.lock
         self.label: str | None = None
         if task._redislock_label_maker is not None:
             self.label = task.label_for(args, kwargs, raw)
         self.claim = self._claim(keys, message, kept)
+
+    def _keys(self, kept: Kept | None) -> LockKeys:
+        """The lock's keys. A slot of this task's own is among them, also if the limit is lower by
+        now: else the task would run beside itself, or be refused as its own duplicate.
+        """
+        task, raw = self.task, self.raw
+        keys = task.lock_keys_for(self.args, self.kwargs, raw)
+        if kept is not None and kept.token and kept.is_of(keys):
+            with contextlib.suppress(ValueError):  # anybody may write a header
+                keys = with_slots(keys, limit_of_lock_id(kept.lock_id))
+        if self.is_eager or not (self.began or self.locks.redelivery.copies_any_time):
+            return keys
+        own = [raw.get("id")]
+        if raw.get("replaced_task_nesting"):
+            own.append(raw.get("parent_id"))
+        with contextlib.suppress(LockUnavailable):  # the next question says so
+            keys = task.reaching(keys, lambda value: holders.is_of_task(value, own))
+        return keys
 
     def _claim(self, keys: LockKeys, message: Delivery, kept: Kept | None) -> Claim:
         task, raw, ttl = self.task, self.raw, self.options.lock_ttl

@@ -14,11 +14,11 @@ from ..app.options import LockOptions, limit_of_call
 from ..app.settings import ATTRIBUTE, AppLocks, Elsewhere, NoServer, app_locks
 from ..app.unknown import refuse_options_of_call
 from ..errors import ConfigError
-from ..protocol.calls import break_lock, holder_of
+from ..protocol.calls import break_lock, holder_of, slots_reached
 from ..protocol.holders import Holder, label_text
-from ..protocol.keys import LockKeys, lock_keys
+from ..protocol.keys import LockKeys, lock_keys, with_slots
 from ..protocol.log import get_logger
-from ..protocol.names import NO_HEADERS, KeyMaker, NoLock
+from ..protocol.names import NO_HEADERS, KeyMaker, NoLock, WithDefaults
 from ..servers import stand_in
 from .ends import LEASE, UNLOCKED, Unlocked
 
@@ -52,6 +52,7 @@ class LockedTask(Task):
     _redislock_error: ConfigError | None = None
     _redislock_key_maker: KeyMaker
     _redislock_label_maker: KeyMaker | None = None
+    _redislock_limit: WithDefaults
     _redislock_label_is_told = False
     _redislock_parked: tuple[str, str] = "", ""
     #: Names of options of another package, and what they come to. `compat` has such classes.
@@ -112,8 +113,21 @@ class LockedTask(Task):
         name = self.lock_name(args, kwargs, *more)
         limit = self.lock_options.lock_limit
         if not isinstance(limit, int):
-            limit = limit_of_call(self.name, limit(*args, **kwargs))
+            limit = limit_of_call(self.name, self._redislock_limit(args, kwargs))
         return lock_keys(self.app_locks.prefix, name, limit)
+
+    def reaching(self, keys: LockKeys, is_meant: Callable[[bytes], bool]) -> LockKeys:
+        """The lock's keys, with as many slots as it takes for all whose values are meant: a
+        callable `lock_limit` may have given more for an earlier run.
+
+        Raises:
+            LockUnavailable: the lock server did not answer in time.
+        """
+        options = self.lock_options
+        if isinstance(options.lock_limit, int):
+            return keys
+        query = slots_reached(keys, options.lock_ttl, is_meant)
+        return with_slots(keys, self.app_locks.server.ask(query))
 
     def label_for(
         self,
@@ -298,6 +312,7 @@ class Calls:
 
 def break_keys(task: LockedTask, keys: LockKeys) -> bool:
     """Take the lock with these keys away from its holder. See `LockedTask.break_lock`."""
+    keys = task.reaching(keys, lambda value: True)
     holder = task.app_locks.server.run(break_lock(keys, task.lock_options.lock_ttl, task=task.name))
     if holder is not None:
         from ..app.outcomes import Outcome, Whose, report  # most programs report nothing

@@ -343,7 +343,7 @@ class Sending:
         own = self.own
         return (
             own is not None
-            and own.claim.keys == self.keys
+            and own.claim.keys.lock == self.keys.lock
             and own.claim.task_id == self._task_id
             and not own.given_back
         )
@@ -351,6 +351,8 @@ class Sending:
     def _pass_on(self) -> Any:
         """Publish the next message of the running task, which gets the lock when the run ends."""
         assert self.own is not None
+        # The limit may be another one by now: the slot stays.
+        self._reservation = self._reservation._replace(lock_id=self.own.claim.keys.lock_id)
         result = self._publish_reserved()
         value = partial(
             holders.kept_in_queue,

@@ -7,6 +7,7 @@ beside the child's own heartbeat, and releases it once the child is gone.
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import weakref
 from functools import cached_property, partial
@@ -85,6 +86,16 @@ class ChildLease:
         more = {"task": self._task.name, "history": locks.history, "done_ttl": locks.done_ttl}
         return Claim(keys, self.token, self.ttl, "", *self._attempt, **more)
 
+    def _finds_slot(self) -> bool:
+        """Whether the child has a slot that `lock_limit` no longer gives. We know it from now on."""
+        opening, claim = self.claim.opening.encode(), self.claim
+        keys = self._task.reaching(claim.keys, lambda value: value.startswith(opening))
+        if keys == claim.keys:
+            return False
+        self.claim = dataclasses.replace(claim, keys=keys)
+        heartbeat.beat_now(self)
+        return True
+
     @property
     def _label(self) -> str | None:
         return self._task.label_for(*self._call)
@@ -121,7 +132,10 @@ class ChildLease:
             end = self.end_reason if claim.history else ""
             if self._keep_for_retry(claim, end):
                 return  # Celery has sent the retry, or is about to
-            reply = self.server.run(settle(claim, Release(stray=True, run_end=end)))
+            release = Release(stray=True, run_end=end, died=True)
+            reply = self.server.run(settle(claim, release))
+            if not reply.ours and self._finds_slot():
+                reply = self.server.run(settle(self.claim, release))
             if reply.ours:
                 self._say_freed()
             follow_up(self._task.app, claim.keys, self.ttl, reply)
@@ -160,8 +174,11 @@ class ChildLease:
             return False
         seconds = task.default_retry_delay + task.lock_options.kept_across_retries
         # No done note: we do not know yet whether there is a retry.
-        kept = Release(run_end=end, heir=(opening_of_held(heir.token), seconds))
-        if not self.server.run(settle(claim, kept)).ours:
+        kept = Release(run_end=end, heir=(opening_of_held(heir.token), seconds), died=True)
+        is_ours = self.server.run(settle(claim, kept)).ours
+        if not is_ours and self._finds_slot():
+            is_ours = self.server.run(settle(self.claim, kept)).ours
+        if not is_ours:
             return False
         if self._is_not_retried:  # this became known meanwhile
             settle_beside(task.app, heir, End.ENDED_BY_CELERY)
@@ -238,6 +255,8 @@ class ChildLease:
             # The child still waits for the lock, has lost it or released it, and says which.
             self._held = False
             self.next_beat = clock() + self._beat_every
+            if callable(self._task.lock_options.lock_limit):
+                housekeeper.add(self._finds_slot, most=0.0)  # the heartbeat waits for no answer
         else:
             self.next_beat = sent_at + self._beat_every
             self._confirmed_at, self._held = sent_at, True

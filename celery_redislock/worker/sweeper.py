@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections import deque
 from collections.abc import Callable
@@ -73,7 +74,9 @@ class Sweeper:
         """Find the rooms that are due soon, and look after each of them when it is due."""
         server = app_locks(self._app).server
         began = clock()
-        has_turn = server.ask(take_turn(self._turn, SWEEP_EVERY * 0.9))
+        has_turn = True
+        with contextlib.suppress(LockUnavailable):  # a full server keeps no turns: then all look
+            has_turn = server.ask(take_turn(self._turn, SWEEP_EVERY * 0.9))
         # If it has not, another worker of its fleet has looked meanwhile.
         comes_back, self._swept = began - self._swept >= COMES_BACK, began
         if not has_turn:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from celery_redislock import ConfigError, SingletonTask, TaskSkipped
@@ -15,6 +17,13 @@ QUEUE = "cool-downs"
 @pytest.fixture(scope="module", autouse=True)
 def worker(start_module_worker):
     return start_module_worker(app=HOUSE, queues=QUEUE, concurrency=12)
+
+
+@pytest.fixture
+def app(conf, redis_server):
+    """The worker's app, to be asked who has a lock."""
+    with house({**conf, "redislock_url": f"{redis_server.url}/0"}) as app:
+        yield app
 
 
 @pytest.mark.parametrize("seconds", [0.5, 0.0], ids=["comes-in-the-run", "comes-in-the-pause"])
@@ -89,6 +98,32 @@ def test_a_retry_of_a_body_that_asked_for_a_pause_has_the_lock_before_others(sen
     assert [first.get(timeout=20), second.get(timeout=20)] == [label, label]
     ids = [entry.task_id for entry in journal.read(label, "start")]
     assert ids == [first.id, first.id, second.id]
+
+
+@pytest.mark.parametrize(
+    "name", ["pauses_and_skips", "pauses_and_holds", "pauses_and_is_sent_once", "two_pause"]
+)
+@pytest.mark.parametrize("how", ["pause long and retry", "pause long and retry twice"])
+def test_a_pause_counts_from_the_run_that_asked_for_it_and_outlives_its_retries(
+    send, journal, app, label, name, how
+):
+    task = app.tasks[name]
+    assert send(name, label, how).get(timeout=20) == label
+    ended = journal.read(label, "end")
+    holder = task.lock_holder(label)
+    assert holder.cooling_down
+    assert [entry.retries for entry in ended] == [*range(holder.attempt + 1)]
+    assert holder.ttl + time.monotonic() - ended[0].at == pytest.approx(60, abs=1)
+    assert task.break_lock(label)
+
+
+def test_the_lock_of_a_run_whose_retry_has_another_lock_is_paused(send, app, label):
+    first = send("pauses_and_skips", label, "pause long and retry elsewhere")
+    assert first.get(timeout=20) == f"{label} elsewhere"
+    with pytest.raises(TaskSkipped) as skipped:
+        send("pauses_and_skips", label).get(timeout=20)
+    assert skipped.value.holder.cooling_down
+    assert app.tasks["pauses_and_skips"].break_lock(label)
 
 
 @pytest.mark.parametrize("seconds", ["60", -1, None, float("nan")])

@@ -7,6 +7,7 @@ import uuid
 
 import kombu.transport.redis
 import pytest
+from celery.exceptions import WorkerLostError
 
 from celery_redislock import RedisLock
 from tests.behaviour.looking import kill_runner, received
@@ -95,6 +96,27 @@ def test_a_held_lock_lives_through_a_countdown_longer_than_its_ttl(
     eventually(lambda: client.pttl(key) > 6000, "it is kept for the retry")
     assert 60_000 < client.pttl(key) <= 106_000
     result.revoke()
+
+
+@pytest.mark.parametrize("pauses", [False, True], ids=["held", "paused"])
+def test_a_lock_held_for_a_retry_whose_process_dies_before_it_has_it_is_not_held_on(
+    start_house, tasks, sender, queue, journal, label, pauses
+):
+    start_house(concurrency=1)
+    task, how = tasks["dies_and_holds"], "pause long and retry later" if pauses else "retry later"
+    result = sender.send_task(task.name, [label, how], queue=queue)
+    eventually(lambda: journal.count(label, "end") == 1, "its first attempt ended")
+    eventually(lambda: task.lock_holder(label).held_for_retry, "the lock is kept")
+    journal.let_go(f"{label} dies")
+    with pytest.raises(WorkerLostError):
+        result.get(timeout=30)
+
+    def is_given_back():
+        holder = task.lock_holder(label)
+        return holder is None or holder.cooling_down
+
+    eventually(is_given_back, "the lock, with a ttl of 60 s, is given back", 15)
+    assert bool(task.lock_holder(label)) == pauses
 
 
 def test_a_retry_does_not_run_beside_an_earlier_attempt_that_goes_on(sender, journal, label):

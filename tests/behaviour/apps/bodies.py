@@ -31,27 +31,36 @@ def run(self: Any, label: str, how: str | float = 0.0) -> str:
 
     Args:
         how: seconds, "stand" to go on when the test says so, "retry" to do so once ("stand and
-            retry": when the test says so), or "fail"; with "pause and" before it to ask for a pause
-            of 1.5 s, or "describe and" to say how far it is: it stands then, and is a page further
-            each time that the test lets it go.
+            retry": when the test says so; "retry later": after 3 s; "retry elsewhere": with another
+            label), or "fail". With "pause and" before it, its first attempt asks for a pause of
+            1.5 s ("pause long and": of a minute). With "describe and" it says how far it is: it
+            stands then, and is a page further each time that the test lets it go.
     """
     fence = {"fence": self.lock.fence} if hasattr(self, "lock") else None
     journal.write("start", label, self.request, fence)
-    asks, how = str(how).startswith("pause and "), str(how).removeprefix("pause and ")
+    pause, how = 0.0, str(how)
+    for words, seconds in {"pause and ": 1.5, "pause long and ": 60.0}.items():
+        if how.startswith(words):
+            pause, how = seconds, how.removeprefix(words)
     try:
-        if asks:
-            self.lock.pause(1.5)
+        if pause and not self.request.retries:
+            self.lock.pause(pause)
         if how == "describe and stand":
             for page in (1, 2):
                 self.lock.describe(f'page {page} of "2", 100 % ✓')
                 journal.await_go(self.request.id)
         elif how == "stand":
             journal.await_go(self.request.id)
-        elif how in ("retry", "stand and retry"):
+        elif how in ("retry", "stand and retry", "retry later"):
             if not self.request.retries:
-                if how != "retry":
+                if how == "stand and retry":
                     journal.await_go(self.request.id)
-                raise self.retry(countdown=0.5)
+                raise self.retry(countdown=3 if how == "retry later" else 0.5)
+        elif how == "retry elsewhere":
+            raise self.retry(args=(f"{label} elsewhere", 0.0), countdown=0.5)
+        elif how == "retry twice":
+            if self.request.retries < 2:
+                raise self.retry(countdown=0.2)
         elif how == "fail":
             raise ValueError("it fails")
         else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +11,7 @@ from celery import Celery
 
 from celery_redislock import Debounce, Policy, Queue, SingletonTask, Skip, Wait
 
-from .bodies import CONF, new_app, run
+from .bodies import CONF, client, new_app, run
 
 
 class Forgetful(Policy):
@@ -17,6 +19,18 @@ class Forgetful(Policy):
 
     def act(self, conflict: Any) -> Any:
         conflict.wait(0.1)
+
+
+def fatal_key(label: str, how: str | float = 0.0) -> str:
+    """A process dies of it if the test said so: before its run has the lock."""
+    if CONF and client.lpop(f"go:{label} dies") is not None:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return f"fatal:{label}"
+
+
+def limit_of_now(label: str, how: str | float) -> int:
+    """What the test says, for workers; here it is 1."""
+    return int(client.get(f"limit:{label}") or 3) if CONF else 1
 
 
 #: Each task's options. Where the key is a template, the tasks of that template share a lock.
@@ -45,6 +59,22 @@ TASKS: dict[str, dict[str, Any]] = {
     "pauses": {"lock_pause": 1.5},
     "pauses_queue": {"lock_pause": {"failure": 1.5}, "on_conflict": "queue"},
     "pauses_as_asked": {"on_conflict": Wait()},
+    "pauses_and_skips": {},
+    "pauses_and_holds": {"lock_across_retries": "hold"},
+    "pauses_and_is_sent_once": {"lock_scope": "queued+running"},
+    "dies_and_holds": {
+        "lock_across_retries": "hold",
+        "lock_ttl": 60,
+        "lock_key": fatal_key,
+    },
+    "fewer_later": {
+        "lock_limit": limit_of_now,
+        "lock_ttl": 60,
+        "lock_across_retries": "hold",
+    },
+    "fewer_later_short": {"lock_limit": limit_of_now, "lock_ttl": 3},
+    "fewer_later_kept": {"lock_limit": limit_of_now, "lock_scope": "queued+running"},
+    "two_pause": {"lock_limit": 2},
     "cools_two_queue": {"on_conflict": "queue", "lock_min_hold": 1.2, "lock_limit": 2},
 }
 

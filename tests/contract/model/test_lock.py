@@ -235,7 +235,7 @@ MUTANTS = (
     Mutant("who gives a lock back need not have it", "settle",
            "    if is_under(current, opening) then", "    if type(current) == 'string' then"),
     Mutant("what is left to a retry has no expiry", "settle",
-           "value, 'PX', heirs_ttl)", "value)"),
+           "redis.call('SET', slot, value, 'PX', ttl)", "redis.call('SET', slot, value)"),
     Mutant("what was broken leaves no mark", "break",
            "earlier .. broken_text(holder.token, by)", "earlier"),
     Mutant("a break wakes nobody", "break",

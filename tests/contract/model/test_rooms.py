@@ -120,7 +120,7 @@ BROKEN: dict[str, tuple[Sequence[str], str, str, int]] = {
         "  if true then\n    return take_out", 0),
     # a message that meets a held lock
     "who comes and waits on is under way": (
-        ["park"], "    redis.call('ZREM', sent, member)\n    local gives", "    local gives", 5),
+        ["park"], "    redis.call('ZREM', sent, member)\n    state.due", "    state.due", 5),
     "who comes and waits on is not due": (["park"], "    state.due = 0\n", "", 30),
     "who comes and waits on gives up late": (
         ["park"], "    if gives_up_at then\n", "    if false then\n", 30),
@@ -142,7 +142,7 @@ BROKEN: dict[str, tuple[Sequence[str], str, str, int]] = {
     "quiet is waited for without end": (
         ["park"], "math.min(now + quiet, first_call + longest)", "now + quiet", 3),
     "a copy ends the quiet": (
-        ["park"], "  if not waits_first then\n    state.due", "  if true then\n    state.due", 7),
+        ["park"], "  if not waits_first then\n    -- This", "  if true then\n    -- This", 7),
     # give-ups
     "a give-up is forgotten": (["look"], "give_up() or offer(true)", "offer(true)", 0),
     "a give-up is sent once": (

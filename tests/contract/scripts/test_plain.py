@@ -357,8 +357,8 @@ def test_many_of_these_states_are_plain_and_many_are_not(
         ("acquire", 'not (is_under(value, \'{"token":"\') and ', "not ("),
         (
             "acquire",
-            "    if ms then\n      redis.pcall('SET', done_note, note, 'PX', ms)",
-            "    if ms then\n      redis.pcall('SET', done_note, note)",
+            "if ms and redis.pcall('SET', done_note, note, 'PX', ms).err then",
+            "if ms and redis.pcall('SET', done_note, note).err then",
         ),
         ("settle", "not string.find(current, REDELIVERED, 1, true)\n", "true\n"),
         ("settle", "is_under(current, opening) and not", "current and not"),

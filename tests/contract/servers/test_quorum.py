@@ -21,7 +21,7 @@ from celery_redislock import LockUnavailable, RedisLock, SingletonTask
 from celery_redislock.errors import ConfigError
 from celery_redislock.inspection.locks import lost_of
 from celery_redislock.operations import holders, list_locks
-from celery_redislock.protocol import calls, rooms
+from celery_redislock.protocol import calls, notes, rooms
 from celery_redislock.protocol.claims import (
     EXTENDED,
     NOT_OURS,
@@ -32,6 +32,7 @@ from celery_redislock.protocol.claims import (
     Parking,
     Reserved,
 )
+from celery_redislock.protocol.holders import held_for_retry
 from celery_redislock.servers import quorum
 from celery_redislock.servers.connections import pools_like
 from celery_redislock.servers.factory import server_at
@@ -96,6 +97,21 @@ def test_a_run_without_its_lock_tells_all_servers_until_it_ends(store, servers, 
     assert [each.holder.task_id for each in found] == ["goes on"]
     store.ask(calls.unmark_lost(keys, held.fence))
     assert holding(servers, keys.lost) == 0
+
+
+def test_a_pause_outlives_the_retry_on_all_servers(store, servers, label) -> None:
+    first, retry = (make_claim(label, task_id="runs", attempt=number) for number in range(2))
+    heir = (held_for_retry(taken(store.run(calls.acquire(first))).value), 5.0)
+    release = calls.Release(notes.lasting(notes.ENDED), True, heir=heir, pause=600.0)
+    assert store.run(calls.settle(first, release)).ours
+    held = taken(store.run(calls.acquire(retry)))
+    assert outcomes(extended(store, extension(retry, held))) == [EXTENDED]
+    assert store.run(calls.settle(retry)).ours
+    reply = busy(store.run(calls.acquire(make_claim(label, task_id="other"))))
+    assert reply.holder is not None
+    assert reply.holder.cooling_down
+    assert 500 < reply.remaining <= 600
+    assert holding(servers, first.keys.lock) == 3
 
 
 def test_a_lock_is_taken_extended_and_released_on_all_servers(store, servers, label) -> None:

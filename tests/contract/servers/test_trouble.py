@@ -203,7 +203,7 @@ TROUBLE: dict[Any, str] = {
 }
 #: What a server in that trouble can do all the same.
 POSSIBLE = {
-    full_server: {"wait", "extend", "release", "break_lock", "holder"},
+    full_server: {"wait", "extend", "release", "keep", "break_lock", "holder"},
     replica: {"break_lock", "holder"},  # there was nothing to break
 }
 

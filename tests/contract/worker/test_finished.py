@@ -51,7 +51,7 @@ def test_only_notes_are_forgotten_that_are_old_enough_and_do_not_last(
     keys = [leave(f"t{number}", "01c"[number % 3]) for number in range(20)]
     kept = [leave("lasting", notes.lasting(notes.ENDED)), leave("later", done_ttl=DONE_TTL + 2)]
     replaced = claim_of(label, "replaced")
-    store.ask(calls.note_replaced(replaced, 0, '["pkg.task","x"]', 0.0), once=True)
+    store.run(calls.note_replaced(replaced, 0, '["pkg.task","x"]', 0.0), once=True)
     never_left = claim_of(label, "never").done_key
     assert len(left()) == 23
     forgets = calls.forget([*keys, *kept, replaced.done_key, never_left], DONE_TTL + 1)

@@ -71,6 +71,20 @@ def test_one_of_a_fleets_workers_looks_and_the_others_need_not(
     assert len(looked) == 2
 
 
+def test_on_a_full_server_which_keeps_no_turns_each_looks(
+    make_app, own_redis, client, looked, room_is_due
+):
+    app = make_app(redislock_url=own_redis.url)
+    room_is_due(0)
+    client.set("big", "x" * 1_000_000)
+    client.config_set("maxmemory", "1mb")
+
+    for each in (Sweeper(app), Sweeper(app)):
+        each.sweep()
+        housekeeper.finish()
+    assert len(looked) == 2
+
+
 def test_who_comes_back_looks_at_rooms_that_others_have_put_off(
     make_app, own_redis, client, looked, room_is_due
 ):

@@ -5,6 +5,7 @@ A typo must never mean "no lock".
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from datetime import timedelta
 from types import FunctionType
@@ -30,6 +31,7 @@ from celery_redislock import (
     Wait,
 )
 from celery_redislock.app.options import OPTIONS
+from celery_redislock.protocol.names import WithDefaults
 
 URL = "redis://127.0.0.1:1/0"  # never asked
 
@@ -497,6 +499,64 @@ def test_a_policy_for_one_run_is_refused_with_a_limit_that_depends_on_the_call(m
 def test_a_limit_that_cannot_be_asked_for_is_refused(make_app) -> None:
     with pytest.raises(ConfigError, match=r"lock_limit's callable takes .* but no call of"):
         define(make_app(), lock_limit=lambda account, plan: 1)
+
+
+def render(user, plan="free", *, urgent=False):
+    """A task's function."""
+
+
+def passed_on(function):
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        lambda user, plan, urgent: (user, plan, urgent),
+        lambda **call: tuple(call[name] for name in ("user", "plan", "urgent")),
+        lambda user, **more: (user, more["plan"], more["urgent"]),
+        lambda u, p, *, urgent: (u, p, urgent),
+        lambda *args, **kwargs: (*args, *kwargs.values()),
+        functools.partial(lambda x, user, plan, urgent: (user, plan, urgent), 0),
+    ],
+)
+@pytest.mark.parametrize("function", [render, passed_on(render)], ids=["plain", "decorated"])
+def test_a_limit_gets_the_tasks_defaults(limit, function) -> None:
+    asks = WithDefaults("task t: lock_limit", "task", limit, function)
+    assert asks((5,), {}) == (5, "free", False)
+    assert asks((5, "gold"), {"urgent": True}) == (5, "gold", True)
+    assert asks((), {"plan": "gold", "user": 5}) == (5, "gold", False)
+
+
+def test_a_limit_gets_what_a_call_has_beyond_the_named_arguments() -> None:
+    def many(user, *more, **others):
+        """A task's function."""
+
+    asks = WithDefaults("task t: lock_limit", "task", lambda *a, **k: (a, k), many)
+    assert asks((1, 2, 3), {"x": 4}) == ((1, 2, 3), {"x": 4})
+
+
+def test_a_limit_under_a_decorator_that_gives_arguments_takes_what_calls_have() -> None:
+    def stores(session, user):
+        """A task's function."""
+
+    asks = WithDefaults("task t: lock_limit", "task", lambda user: user, passed_on(stores))
+    assert asks((), {"user": 5}) == 5
+    asks = WithDefaults("task t: lock_limit", "task", lambda s, u: (s, u), passed_on(stores))
+    assert asks((1, 2), {}) == (1, 2)
+
+
+@pytest.mark.parametrize("limit", [lambda user: 1, lambda user, plan: 1, lambda u, p=0: 1])
+def test_a_limit_that_some_call_could_not_be_asked_for_is_refused(limit) -> None:
+    said = (
+        r"takes \(.*\), but gets every argument of a call of the task, .*: user, plan, urgent; it"
+    )
+    with pytest.raises(ConfigError, match=said):
+        WithDefaults("task t: lock_limit", "task", limit, render)
 
 
 def test_a_debounced_task_is_sent_though_one_like_it_waits(make_app) -> None:
