@@ -2,14 +2,55 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from datetime import datetime
-from typing import Any
+from traceback import format_exception
+from typing import Any, Final
 
 from celery import states
 from celery.app.task import Context
+from celery.exceptions import Retry
 from celery.utils.time import maybe_make_aware
 
 from ..errors import TaskSkipped
+
+#: On a request: the state RETRY is stored, and Celery stores it no more.
+_RETRY_STORED: Final = "_redislock_retry_stored"
+
+
+def store_retry(task: Any, request: Context, error: Any, traceback: str | None = None) -> None:
+    """Store that an attempt ends in a retry, before the retry is sent. Celery stores it after that,
+    and then perhaps over the last state: the retry may have ended by then, in another process.
+
+    Args:
+        task: the task.
+        request: the attempt's request. Nothing stores RETRY for it from here on.
+        error: the error for which it is retried, as given to `retry`; or None.
+        traceback: its traceback; None if it is raised here.
+    """
+    backend = task.backend
+    if not hasattr(backend.mark_as_retry, _RETRY_STORED):
+        # Celery calls the same backend. What a task or an app has for one may be of any class.
+        backend.mark_as_retry = _only_once(backend.mark_as_retry)
+    if stores_errors(task, request):
+        raised = error if isinstance(error, BaseException) else sys.exc_info()[1]
+        if traceback is None and raised is not None:
+            traceback = "".join(format_exception(raised))
+        # As Celery stores it, which it is not for any error that cannot be pickled.
+        backend.mark_as_retry(request.id, Retry(exc=error).exc, traceback, request=request)
+    setattr(request, _RETRY_STORED, True)
+
+
+def _only_once(mark_as_retry: Any) -> Any:
+    @functools.wraps(mark_as_retry)
+    def mark(task_id: str, exc: Any, *args: Any, request: Any = None, **kwargs: Any) -> Any:
+        if hasattr(request, _RETRY_STORED):
+            return exc
+        return mark_as_retry(task_id, exc, *args, request=request, **kwargs)
+
+    setattr(mark, _RETRY_STORED, True)
+    return mark
 
 
 def store_skipped(task: Any, request: Any, error: TaskSkipped) -> None:

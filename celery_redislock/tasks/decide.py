@@ -276,9 +276,18 @@ class Meet:
         return decides(conflict)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class TooLarge:
+    """An answer: the lock server did not take a task's message, which is so large that this may be
+    the reason.
+    """
+
+
 Question: TypeAlias = Try | Await | AwaitEarlier | Park | HasResult | Meet
 #: The answers of the lock server. `LockUnavailable` is one too: it did not reply in time.
-Answer: TypeAlias = Acquired | Busy | Done | Parked | Free | Full | Older | LockUnavailable
+Answer: TypeAlias = (
+    Acquired | Busy | Done | Parked | Free | Full | Older | TooLarge | LockUnavailable
+)
 Step: TypeAlias = Question | Outcomes
 FIRST: Final = Try()
 AGAIN: Final = Try(again=True)
@@ -332,6 +341,10 @@ def step(facts: Facts, state: State, asked: Question, answer: Any) -> tuple[Stat
     wish = asked if isinstance(asked, Await | Park) else asked.wish
     if isinstance(answer, Acquired):
         return state, Go(wish.busy) if isinstance(wish, Await) else GO
+    if isinstance(answer, TooLarge):
+        # It may be an outage all the same. Then what comes next does not answer either.
+        state = state._replace(is_too_large=True)
+        return state, _try(facts, state)
     if isinstance(asked, Park) and not isinstance(answer, Parked | LockUnavailable):
         state = state._replace(parks_as="")
     if isinstance(answer, LockUnavailable):
@@ -556,8 +569,8 @@ def _to_room(facts: Facts, state: State, park: Park) -> tuple[State, Step]:
     """Put the task into the waiting room, where that is possible."""
     if facts.is_eager:  # nobody would run what is published
         return state, _skip(park.busy, facts.policy.result_if_replaced)
-    if state.message.fanout:
-        # In the room the copies would be one entry; at its turn, their queues may be gone.
+    if state.message.fanout or state.is_too_large:
+        # In the room a fanout's copies would be one entry; at its turn, their queues may be gone.
         if park.give_up is not None and park.give_up <= NO_TIME:
             return state, _then(park.then, park.busy)
         countdown = backoff(state.message.deferrals, facts.claim.ttl / 3, facts)

@@ -82,6 +82,8 @@ class Unlocked:
 UNLOCKED: Final = Unlocked()
 #: Where the request keeps the lease while the body runs.
 LEASE: Final = "_redislock_lease"
+#: Where the request keeps the error of its retry, and that error's traceback, until that is sent.
+RETRIES: Final = "_redislock_retries"
 #: The key in the request's stamp (see `delivery.stamp`) under which is the run that our tracer has
 #: begun, until the body is called.
 RUN: Final = "run"

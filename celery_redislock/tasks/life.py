@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from celery.app.task import Context
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
@@ -50,6 +50,7 @@ from .decide import (
     Park,
     PutOff,
     Question,
+    TooLarge,
     Try,
     TurnedAway,
     Waits,
@@ -62,6 +63,10 @@ from .settle import settle_kept
 from .state import BEGUN, NOT_RUN, RUNS, Course, Ends, Fails, Returns, Runs, State
 
 logger = get_logger()
+
+#: Bytes from which on a server may take no message, though it answers. Redis then closes the
+#: connection, as in an outage. Its least `proto-max-bulk-len` is twice this.
+LARGE: Final = 512 * 1024
 
 
 def _raise(error: Exception) -> NoReturn:
@@ -336,7 +341,18 @@ class Life:
         # The task is likely to replace that one: its done note can be named at once.
         before = facts.parked_before if question.newest else ""
         parking = act.parking_of(facts, self.state, self.request, question)
-        answer = facts.locks.server.run(park(claim, parking, [before.encode()] if before else []))
+        call = park(claim, parking, [before.encode()] if before else [])
+        size = len(parking.entry)
+        try:
+            answer = facts.locks.server.run(call, once=size > LARGE)
+        except LockUnavailable as exc:
+            if size <= LARGE:
+                raise
+            logger.warning(
+                "redislock: %s cannot wait in the room of %s: the lock server did not take its"
+                " message of %d bytes: %s", self, facts.key, size, exc.reason,
+            )  # fmt: skip
+            return TooLarge()
         # The next call under a suspension asks first: what it is told goes with its message.
         waits = isinstance(answer, Parked) and answer.suspension is None
         self._task._redislock_note_parked(claim.keys.lock_id, claim.entry_id if waits else "")

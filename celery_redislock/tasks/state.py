@@ -86,6 +86,8 @@ class State(NamedTuple):
         parks_as: the member as which the task is being put into the waiting room; "" if it is not.
         is_noted: with its answer, the server has noted that the task ends without a run.
         is_counted: in the same way it has counted that.
+        is_too_large: the server did not take the message, which is large: the task cannot wait in
+            the room.
     """
 
     message: Delivery
@@ -96,6 +98,7 @@ class State(NamedTuple):
     parks_as: str = ""
     is_noted: bool = False
     is_counted: bool = False
+    is_too_large: bool = False
 
     def learn(self, **known: Any) -> State:
         """With what became known of the message after it came."""

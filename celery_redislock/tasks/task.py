@@ -14,13 +14,15 @@ from celery.utils.imports import instantiate, symbol_by_name
 from ..app.delivery import KEY, VERSION
 from ..app.internals import before_send_task, is_completing, tasks_so_far
 from ..app.options import UNSET
+from ..app.results import store_retry
 from ..app.unknown import refuse_options_of_call
 from ..errors import ConfigError
 from ..protocol.tokens import new_token
 from .binding import OUTERMOST, is_celerys_own, resolve_options
 from .collecting import is_collecting
 from .current import current_lock
-from .ends import LEASE, RUN, Skipped
+from .ends import LEASE, RETRIES, RUN, Skipped
+from .limits import only_logged
 from .locked import LockedTask
 
 if TYPE_CHECKING:
@@ -165,6 +167,8 @@ class SingletonTask(LockedTask):
         """
         __tracebackhide__ = True
         self._refuse_use(options)
+        if options.get("retries"):
+            self._store_retry()
         publish = super().apply_async
         if not self._reserves(options):
             if more or options.get("task_id"):
@@ -176,6 +180,15 @@ class SingletonTask(LockedTask):
 
         options = {**dict(zip(_POSITIONAL, more, strict=False)), **options}
         return publish_reserved(self, publish, args or (), kwargs or {}, options, current_lock())
+
+    def _store_retry(self) -> None:
+        """Store RETRY, if this call sends the retry of what runs here. See `store_retry`."""
+        request = self.request
+        noted = request.__dict__.pop(RETRIES, None)
+        if noted is not None:
+            # If the backend does not answer, Celery tries again once the retry is sent.
+            with only_logged("redislock: could not store RETRY of %s[%s]", self.name, request.id):
+                store_retry(self, request, *noted)
 
     @staticmethod
     def _name_message(options: dict[str, Any]) -> None:
@@ -193,6 +206,20 @@ class SingletonTask(LockedTask):
             return False
         locks = self.app_locks
         return locks.enabled and (locks.eager or not self.app.conf.task_always_eager)
+
+    def retry(
+        self, args: Any = None, kwargs: Any = None, exc: Any = None, *more: Any, **options: Any
+    ) -> Any:
+        """Send the task's next attempt, as Celery's `retry`. Its state is RETRY before that one can
+        have any.
+        """
+        __tracebackhide__ = True
+        known = self.request.__dict__
+        known[RETRIES] = exc, None
+        try:
+            return super().retry(args, kwargs, exc, *more, **options)
+        finally:
+            known.pop(RETRIES, None)
 
     def apply(self, *args: Any, **kwargs: Any) -> Any:
         """Run the task here and now, as Celery's `apply`. A skipped duplicate is REVOKED.

@@ -55,7 +55,7 @@ from ..protocol.entries import id_of
 from ..protocol.keys import LockKeys, keys_of_lock_id
 from ..protocol.log import get_logger
 from ..tasks.act import publish_replaced
-from ..tasks.ends import Deferred, End, Skipped
+from ..tasks.ends import RETRIES, Deferred, End, Skipped
 from ..tasks.facts import COPIED_FROM, ends_message
 from ..tasks.settle import settle_beside
 from ..tasks.task import SingletonTask
@@ -306,24 +306,28 @@ class LockRequest(Request):
             return self.acknowledge()
         if not is_gone:
             return super().on_failure(exc_info, send_failed_event, return_ok)
-        heir = self._prepare_retry()
+        heir = self._prepare_retry(error, exc_info.traceback)
+        requests = self.task.request_stack
+        requests.push(context_of(self))  # where the sending of the retry looks for its reason
         try:
             return super().on_failure(exc_info, send_failed_event, return_ok)
         finally:
+            requests.pop()
             self._settle_after_death(heir)
 
     # -- the retry of a task whose child died, which Celery sends from here ------------------
 
     @contained
-    def _prepare_retry(self) -> Kept | None:
-        """Give the retry a header of its own, since Celery would copy that of this run's message.
-        Returns the retry's reservation.
+    def _prepare_retry(self, error: BaseException, traceback: str) -> Kept | None:
+        """Give the retry a header of its own, since Celery would copy that of this run's message;
+        and note why it is sent, if it is. Returns the retry's reservation.
         """
         heir = None if self._lease is None else self._lease.heir
         context = context_of(self)
         headers = {k: v for k, v in (context.headers or {}).items() if k != KEY}
         own = {} if heir is None else {KEY: {"v": VERSION, **heir.header}}
         context.headers = {**headers, **own}
+        setattr(context, RETRIES, (error, traceback))
         return heir
 
     @contained

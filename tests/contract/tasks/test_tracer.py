@@ -56,6 +56,8 @@ def app(redis_server):
 
 
 def body(self: Any, label: str, how: str) -> str:
+    if how == "retry for":
+        raise self.retry(countdown=1, exc=ERRORS[how])
     if how in ERRORS:
         raise ERRORS[how]
     if how == "retry":
@@ -327,3 +329,37 @@ def test_a_refusal_that_cannot_be_stored_is_celerys_to_handle(app, client, label
     assert trace(task, label) == "FAILURE"
     assert len(stored) == 2
     assert app.AsyncResult(label).state == "FAILURE"
+
+
+def test_an_attempt_that_retries_is_stored_once_with_its_error(app, label, monkeypatch):
+    task, stored = define(app), []
+    store = type(task.backend).store_result
+
+    def count(backend: Any, task_id: str, result: Any, state: str, **kwargs: Any) -> Any:
+        stored.append(state)
+        return store(backend, task_id, result, state, **kwargs)
+
+    monkeypatch.setattr(type(task.backend), "store_result", count)
+    monkeypatch.setitem(ERRORS, "retry for", ValueError("as told"))
+
+    assert trace(task, label, "retry for") == "RETRY"
+
+    assert stored == ["RETRY"]
+    assert repr(app.AsyncResult(label).result) == "ValueError('as told')"
+    assert "as told" in app.AsyncResult(label).traceback
+
+
+def test_a_retry_that_cannot_be_stored_is_sent_and_stored_by_celery(app, label, monkeypatch):
+    task, stored = define(app), []
+    store = task.backend.store_result
+
+    def fails_once(*args: Any, **kwargs: Any) -> Any:
+        stored.append(args)
+        if len(stored) == 1:
+            raise ConnectionError("the backend is away")
+        return store(*args, **kwargs)
+
+    monkeypatch.setattr(task.backend, "store_result", fails_once)
+    assert trace(task, label, "retry") == "RETRY"
+    assert len(stored) == 2
+    assert app.AsyncResult(label).state == "RETRY"

@@ -92,6 +92,7 @@ _REQUEST: Final = "celery.worker.request:Request"
 HOOKS: Final = (
     Hook(_TASK, "__trace__", (), "the lock is taken before Celery's tracer is entered"),
     Hook(_TASK, "on_bound", ("app",), "options are checked when the task is bound"),
+    Hook(_TASK, "retry", ("args", "kwargs", "exc"), "RETRY is stored before the retry is sent"),
     Hook(_TASK, "start_strategy", ("app", "consumer"), "a worker's requests become LockRequests"),
     Hook(_TASK, "Request", (), "the class that a worker's requests are made of"),
     Hook(_REQUEST, "on_accepted", ("pid", "time_accepted"), "a child's lock is watched"),

@@ -55,6 +55,7 @@ from celery_redislock.tasks.decide import (
     Park,
     PutOff,
     Question,
+    TooLarge,
     Try,
     TurnedAway,
     Waits,
@@ -77,7 +78,7 @@ AWAY = LockUnavailable("a key", None, "the server is away")
 SUSPENSION = Suspension(task="t", by="anna@h", why="migration", since=1.0, ends_at=2.0)
 OFF = Busy(None, 9.0, "suspended", for_message=True, suspension=SUSPENSION)
 OFF_DUTY = Waits(Outcome.QUEUED, None, SUSPENSION)
-PARKED, FREE, FULL = Parked({}), Free({}), Full()
+PARKED, FREE, FULL, TOO_LARGE = Parked({}), Free({}), Full(), TooLarge()
 RERUNS = Try(again=True, reruns=True)
 AWAIT_EARLIER = AwaitEarlier(1.0)
 SKIP = Skip()
@@ -350,6 +351,26 @@ TABLE: dict[str, tuple[Case, list[Answer], list[Question], Outcomes]] = {
         policy(Queue(), mark={"fanout": True}, header={"deferrals": 9}), [BUSY], [],
         deferred(10.0),
     ),
+    "queue, but its message is too large": (
+        policy(Queue(limit=2)), [BUSY, TOO_LARGE, BUSY], [Park(BUSY, limit=2, then=SKIP), FIRST],
+        deferred(1.0),
+    ),
+    "queue, but its message is too large, and the lock is free by then": (
+        policy(Queue()), [BUSY, TOO_LARGE, GOT], [Park(BUSY, then=SKIP), FIRST], GO,
+    ),
+    "queue a large message, and the server goes away": (
+        policy(Queue()), [BUSY, TOO_LARGE, AWAY], [Park(BUSY, then=SKIP), FIRST],
+        PutOff(1.0, Outcome.UNAVAILABLE, cause=AWAY),
+    ),
+    "replace, but its message is too large": (
+        policy(Replace(grace=2)), [BUSY, TOO_LARGE, BUSY],
+        [Park(BUSY, newest=True, grace=2), FIRST], deferred(1.0),
+    ),
+    "wait for a message, but its own is too large": (
+        policy(Wait(timeout=3)), [BUSY, FOR_MESSAGE, TOO_LARGE, FOR_MESSAGE, FOR_MESSAGE],
+        [Await(BUSY, 3, SKIP), Park(FOR_MESSAGE, give_up=3, then=SKIP), FIRST,
+         Await(FOR_MESSAGE, 3, SKIP)], deferred(1.0),
+    ),
     "coalesce with a result, and nobody would run it": (
         policy(Coalesce(result="r"), is_eager=True), [BUSY], [],
         TurnedAway(Outcome.SKIPPED_WITH_RESULT, HOLDER, result="r"),
@@ -427,6 +448,10 @@ TABLE: dict[str, tuple[Case, list[Answer], list[Question], Outcomes]] = {
         policy(Queue(limit=1, max_wait=5, then=Raise()), raw={"retries": 1}), [OFF, PARKED],
         [Park(OFF)], OFF_DUTY,
     ),
+    "suspended, a retry whose message is too large": (
+        RETRY, [OFF, TOO_LARGE, OFF], [Park(OFF), Try(note="+1")],
+        PutOff(1.0, Outcome.DEFERRED, suspension=SUSPENSION),
+    ),
     "suspended, a retry from a fanout exchange": (
         FANOUT._replace(raw={"retries": 1}, mark={"fanout": True, "queue": "q"}), [OFF], [],
         PutOff(1.0, Outcome.DEFERRED, suspension=SUSPENSION),
@@ -465,6 +490,9 @@ AFTER_ONE_THAT_WAITS: dict[str, tuple[Case, list[Answer], list[Question], Outcom
     "coalesce": (
         COALESCES, [HELD], [Park(NOBODY, newest=True, at_once=True)],
         Waits(Outcome.COALESCED, HOLDER),
+    ),
+    "queue, but its message is too large": (
+        QUEUES, [TOO_LARGE, GOT], [QUEUE_AT_ONCE, FIRST], GO,
     ),
     "queue, and the lock is free": (QUEUES, [FREE, GOT], [QUEUE_AT_ONCE, FIRST], GO),
     "queue, and it was free for a moment": (
