@@ -63,12 +63,16 @@ def columns_of(rows: Sequence[Any], names: Iterable[str], wide: bool = False) ->
     """
     ids = shortened(who(each).task_id for each in rows)
     digests = shortened(digest_of(each.name) for each in rows)
+
+    def key(each: Any) -> str:
+        return str(each.key) if wide else telling_of(each, digests)
+
     columns = (
         Column("WHEN", lambda run: (moment if wide else _when)(run.began)),
         Column("TOOK", _took, right=True),
         Column("ENDED", lambda run: run.how),
         Column("TASK", lambda each: task_of(each) or None, cut_path, 14),
-        Column("KEY", lambda each: each.key if wide else telling_of(each, digests), by_wrapping, 12),
+        Column("KEY", key, by_wrapping, 12),
         Column("STATE", in_words, by_wrapping),
         Column("ID", lambda each: who(each).task_id if wide else ids.get(who(each).task_id), cut),
         Column("NODE", lambda each: who(each).node, cut_node),
@@ -117,7 +121,7 @@ def waiting_table(waiting: Sequence[Waiting]) -> list[str]:
     columns = (
         Column("#", lambda each: each[0], right=True),
         Column("TASK", lambda each: each[1].task or "cannot be read", cut_path),
-        Column("ID", lambda each: ids[each[1].task_id], cut),
+        Column("ID", lambda each: ids.get(each[1].task_id), cut),
         Column("AGE", lambda each: _units(each[1].age), right=True),
         Column("ARGUMENTS", lambda each: each[1].called, by_wrapping, 16),
     )
@@ -161,7 +165,7 @@ def is_trouble(each: Found) -> bool:
     return each.state in IN_TROUBLE or bool(each.untaken)
 
 
-def telling_of(each: Any, digests: Mapping[str, str] | None = None) -> str:
+def telling_of(each: Any, digests: Mapping[str | None, str] | None = None) -> str:
     """What tells a lock of a task from its others: the label, the name without the task's, or the
     beginning of the digest.
 
@@ -171,7 +175,8 @@ def telling_of(each: Any, digests: Mapping[str, str] | None = None) -> str:
     """
     if who(each).label:
         return str(who(each).label)
-    name, task, parts = each.name, task_of(each), parts_of(each.name)
+    name, task = str(each.name), task_of(each)
+    parts = parts_of(name)
     if parts is None:
         return (name.removeprefix(f"{task}:") if task else name) or name
     named, full = parts

@@ -204,8 +204,8 @@ def lines_by_row(
     widths = _widths(shown, cells, limit)
     lines = [[_line([column.head for column in shown], shown, widths, limit)]]
     for row in zip(*cells, strict=True):
-        fitted = map(Column.lines, shown, row, widths)
-        lines.append([_line(each, shown, widths, limit) for each in zip_longest(*fitted, fillvalue="")])
+        fitted = zip_longest(*map(Column.lines, shown, row, widths), fillvalue="")
+        lines.append([_line(each, shown, widths, limit) for each in fitted])
     return lines
 
 
@@ -275,7 +275,7 @@ def show_lines(lines: Iterable[str], err: bool = False) -> None:
 
 
 def say(text: str, err: bool = False) -> None:
-    """Print the text in lines that fit the terminal; in a pipe as one, which the reader can wrap."""
+    """Print the text in lines that fit the terminal; in a pipe as one that the reader can wrap."""
     show_lines(_fitted(plain(text)), err)
 
 

@@ -29,10 +29,7 @@ from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
 from tests.support.workers import ROOT
 
-SCRIPTS = {
-    sha_of(name): name
-    for name in ("acquire", "extend", "settle", "park", "reserve")
-}
+SCRIPTS = {sha_of(name): name for name in ("acquire", "extend", "settle", "park", "reserve")}
 
 
 #: What connections begin with; how the worker that looks after rooms asks, and a test.
