@@ -11,7 +11,7 @@ from ..app.settings import app_locks
 from ..protocol.canonical import task_in
 from ..protocol.holders import one_line
 from .history import last_successes
-from .locks import Found, Walk
+from .locks import Found, walk
 from .rooms import Room
 from .states import RUNNING
 
@@ -65,22 +65,12 @@ def figures(app: Any) -> dict[str, Figures]:
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
     """
-    locks = app_locks(app)
-    by_task: defaultdict[str, Figures] = defaultdict(Figures)
-    walk, awaited = Walk(locks.server, locks.prefix), {}
-    for each in walk.slots():
-        by_task[_shown(each.task)].count(each)
-    for room in walk.rooms():
-        by_task[_shown(room.task)].count_room(room)
-        if not walk.is_taken(room.name):
-            awaited[room.name] = (_shown(room.task), room.state)
-    for each in walk.taken_since(awaited):
-        by_task[_shown(each.task)].count(each)
-    for name, (task, state) in awaited.items():
-        if not walk.is_taken(name):
-            by_task[task].locks[state] += 1
-    for each in walk.lost():
-        by_task[_shown(each.task)].count(each)
+    locks, by_task = app_locks(app), defaultdict[str, Figures](Figures)
+    for each in walk(locks.server, locks.prefix):
+        if isinstance(each, Room):
+            by_task[_shown(each.task)].count_room(each)
+        elif each.state != "broken":
+            by_task[_shown(each.task)].count(each)
     for task, at in last_successes(locks.server, locks.prefix).items():
         by_task[_shown(task)].last_success = at
     return dict(by_task)

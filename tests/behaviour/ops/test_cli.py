@@ -236,6 +236,24 @@ def test_show_shows_every_slot_of_a_lock_or_the_one_that_was_named(app):
     assert [each["task_id"] for each in one] == ["another"]
 
 
+def test_show_reads_no_thousand_slots_of_a_lock_that_has_one_or_two(own_redis, label):
+    app = make_app(own_redis.url, label)
+    take(app, "sync", "x")
+    take(app, "several", "x", history=True)
+    take(app, "several", "x", task_id="another")
+    with own_redis.client() as client:
+        for task, most in (("sync", 5), ("several", 40)):
+            client.config_resetstat()
+            assert told(app, "show", task, "x")["locks"]
+            assert client.info("commandstats")["cmdstat_get"]["calls"] <= most, task
+
+
+def test_show_finds_the_last_of_a_thousand_slots(app, client):
+    client.rename(take(app, "sync", "x").key, lock_of(app, "sync", "x")["lock1000"])
+    (found,) = told(app, "show", "sync", "x")["locks"]
+    assert found["task_id"] == "id-of-x"
+
+
 def test_a_debounced_call_is_shown_and_explained_as_one_that_waits_though_the_lock_is_free(
     app, client
 ):
