@@ -31,7 +31,7 @@ class Figures:
         waiting: how many tasks wait in waiting rooms.
         oldest_waiter: seconds since the earliest arrival among the first tasks of all rooms, but
             for those that wait for quiet.
-        untaken: how many waiting tasks no worker takes.
+        untaken: how many waiting tasks no worker has taken, see `rooms.Room`.
         last_success: Unix time at which its last successful run ended; None if not known.
         warn_after: its `lock_warn_after` in seconds; None if not known.
     """

@@ -61,7 +61,7 @@ class Found:
         queue_depth: how many messages are in its queue, if the broker was asked.
         turned_away: how many duplicates ended without a run because of this holder.
         waiting: how many tasks wait for the lock, in its room and in pool slots.
-        untaken: how many of them no worker has taken, for a minute or more since they were offered.
+        untaken: how many of them no worker has taken, see `rooms.Room`.
     """
 
     key: str

@@ -109,7 +109,9 @@ def _now(task: SingletonTask, slots: Sequence[Found], limit: int, hold: Hold | N
         how = what if options.on_conflict.admits else "it would run"
         return f"nobody holds the lock; the last call waits for quiet, {in_units(quiet)}: {how}"
     if any(each.state == "not taken" for each in slots):
-        return f"nobody holds the lock, and no worker takes what waits for it ({waiting}): {what}"
+        return (
+            f"nobody holds the lock, and no worker has taken what waits for it ({waiting}): {what}"
+        )
     if len(taken) < limit:
         return f"the lock is free, but others wait before it ({waiting}): {what}"
     return f"{_who(taken)}: {what}"

@@ -260,13 +260,13 @@ def count_of(number: int, what: str = "lock") -> str:
 
 
 def summary(found: Sequence[Found], with_broken: bool = True) -> str:
-    """How many locks there are, how many tasks no worker takes, how many runs go on without their
-    lock, how many locks were broken.
+    """How many locks there are, how many tasks no worker has taken in their turn, how many runs go
+    on without their lock, how many locks were broken.
     """
     untaken = sum({each.name: each.untaken for each in found if each.is_lock}.values())
     broken = sum(each.state == "broken" for each in found)
     text = count_of(sum(each.is_lock for each in found))
-    text += f", {untaken} waiting that no worker takes" if untaken else ""
+    text += f", {untaken} waiting that no worker has taken" if untaken else ""
     lost = sum(each.state == "without its lock" for each in found)
     text += f", {count_of(lost, 'run')} without a lock" if lost else ""
     hint = "" if with_broken else " (--all shows them)"

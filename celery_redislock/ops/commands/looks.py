@@ -198,14 +198,20 @@ def show(app: Any, naming: Naming, limit: int, as_json: bool) -> None:
 
 
 def _about_untaken(room: Room, is_held: bool) -> str:
-    """What is so of the tasks that no worker takes."""
-    text = f"no worker takes {room.untaken} of them"
-    if passed_over := sum(each.passed_over for each in room.waiting):
-        text += f"; no worker that looks after the room can publish {passed_over}: do they know it?"
-    if room.untaken > passed_over:
+    """What is so of the tasks that no worker has taken."""
+    passed_over, facts = sum(each.passed_over for each in room.waiting), []
+    if passed_over:
+        facts.append(
+            f"no worker that looks after the room can publish {passed_over} of them: do they know"
+            " the task?"
+        )
+    if (published := room.untaken - passed_over) > 0:
         when = "once the lock is free" if is_held else "again and again"
-        text += f"; what was published is published again, {when}"
-    return text
+        facts.append(
+            f"no worker has taken {published} of them for a minute or more; what was published is"
+            f" published again, {when}; `doctor` asks the broker about the queue"
+        )
+    return "; ".join(facts)
 
 
 def _showed_free(app: Any, meant: Target, as_json: bool) -> bool:

@@ -81,7 +81,7 @@ def test_list_shows_each_lock_for_what_it_is(app, client, label):
         assert table[0].split()[:3] == ["TASK", "KEY", "STATE"]
         assert len(table) == len(found) + 2
         assert table[-1] == (
-            f"{len(found) - 1} locks, 2 waiting that no worker takes, 1 broken lately"
+            f"{len(found) - 1} locks, 2 waiting that no worker has taken, 1 broken lately"
         )
         words = " ".join(" ".join(table).split())
         for each in (
@@ -100,7 +100,7 @@ def test_list_shows_each_lock_for_what_it_is(app, client, label):
     table = run(app, "list").output.splitlines()
     assert len(table) == len(found) + 1, "what was broken is no lock"
     assert table[-1].endswith("1 broken lately (--all shows them)")
-    assert "2 waiting that no worker takes" in run(app, "watch", "--times", "1").output
+    assert "2 waiting that no worker has taken" in run(app, "watch", "--times", "1").output
 
 
 def test_list_counts_the_locks_of_each_task_by_state_and_what_waits_for_them(app):
@@ -122,7 +122,7 @@ def test_list_counts_the_locks_of_each_task_by_state_and_what_waits_for_them(app
     assert head.split() == ["TASK", "LOCKS", "OLDEST", "WAIT", "UNTAKEN"]
     words = rows[0].split()
     assert (words[:5], words[-2:]) == (["report", "1", "held,", "1", "free"], ["3", "2"])
-    assert summary.startswith(f"{len(rows)} tasks, 12 locks, 2 waiting that no worker takes")
+    assert summary.startswith(f"{len(rows)} tasks, 12 locks, 2 waiting that no worker has taken")
     first = listed(app, "--by-task", "--state", "held", "--state", "kept", "--limit", "1")
     assert [(each["task"], each["locks"]) for each in first] == [("several", {"held": 2})]
     every = {each["task"]: each["locks"] for each in listed(app, "--by-task", "--all")}
@@ -296,7 +296,8 @@ def test_show_tells_which_tasks_no_worker_takes(app, client):
     assert second["published_for"] is None
     assert (shown["room_total"], shown["untaken"]) == (2, 1)
     text = run(app, "show", made.key).output
-    assert "no worker takes 1 of them; what was published is published again, once the" in text
+    assert "no worker has taken 1 of them for a minute or more; what was published is publ" in text
+    assert "is published again, once the lock is free" in text
     client.hset(made["entries"], "#next:0.0", "1|||next:0.0")  # who looked could not publish it
     first, _ = told(app, "show", "report", "x")["room"]
     assert (first["published_for"], first["passed_over"]) == (None, True)

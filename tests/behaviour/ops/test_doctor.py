@@ -18,9 +18,11 @@ from tests.support.looking import (
     keep,
     lock_named,
     make_app,
+    park,
     run,
     runs_without,
     take,
+    untaken,
 )
 from tests.support.rights import as_user, grant
 from tests.support.servers import RedisServer, SentinelSet, free_port, redis_server_binary
@@ -376,6 +378,31 @@ def test_tasks_that_no_worker_takes_are_told_with_what_to_do(client, redis_serve
     ((level, what),) = doctor(redis_server.url)["not taken"]
     assert level == "warning"
     assert what.startswith("3 tasks of 2 locks, such as ")
+
+
+def test_of_tasks_that_no_worker_has_taken_the_broker_tells_why(redis_server, label, doctor):
+    """A long queue is no fault of the workers, and a queue that nobody reads is no long queue."""
+    brokers = {"broker_url": f"{redis_server.url}/5"}
+    app = make_app(redis_server.url, label, **brokers)
+    queue = f"queue-{label}"
+    untaken(app, park(app, "report", "x", "next", queue=queue), "next")
+
+    def told():
+        ((level, what),) = doctor(redis_server.url, **brokers)["not taken"]
+        assert level == "warning"
+        assert "no worker takes" not in what
+        return what
+
+    assert told().endswith(
+        f"the queue {queue} is empty: a busy worker has their messages, or these are lost"
+    )
+    app.tasks["plain"].apply_async(queue=queue)
+    assert told().endswith(f"no worker that answers reads the queue {queue}, which has 1 message")
+    with app.connection_for_write() as connection:
+        connection.default_channel.queue_purge(queue)
+    away = {"broker_url": f"redis://127.0.0.1:{free_port()}"}
+    ((_, what),) = doctor(redis_server.url, **away)["not taken"]
+    assert "the broker does not tell of their queues" in what
 
 
 def test_a_task_whose_last_runs_all_lost_their_lock_is_told(redis_server, label, doctor):
