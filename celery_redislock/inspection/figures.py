@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from ..app.settings import app_locks
@@ -76,20 +76,17 @@ def figures(app: Any) -> dict[str, Figures]:
     return dict(by_task)
 
 
-def by_task(found: Iterable[Found]) -> dict[str, Figures]:
-    """The figures of these locks by task, in the order of each task's first lock. What waits counts
-    for the task that holds the lock.
+def by_task(found: Iterable[Found], rooms: Mapping[str, Room]) -> dict[str, Figures]:
+    """The figures of these locks by task, in the order of each task's first lock. What waits in
+    their rooms, which are given by the locks' names, counts as in `figures`.
     """
-    figures: defaultdict[str, Figures] = defaultdict(Figures)
-    seen: set[str] = set()
+    by_task: defaultdict[str, Figures] = defaultdict(Figures)
+    left = dict(rooms)  # a lock with several slots has one room
     for each in found:
-        task = figures[_shown(each.task or task_in(each.name))]
-        task.count(each)
-        if each.name not in seen:  # a lock with several slots has one room
-            task.waiting += each.waiting
-            task.untaken += each.untaken
-        seen.add(each.name)
-    return dict(figures)
+        by_task[_shown(each.task or task_in(each.name))].count(each)
+        if (room := left.pop(each.name, None)) is not None and room.total:
+            by_task[_shown(room.task)].count_room(room)
+    return dict(by_task)
 
 
 def _shown(task: str | None) -> str:

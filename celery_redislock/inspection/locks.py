@@ -161,13 +161,21 @@ def snapshot(app: Any, server: Server | None = None) -> list[Found]:
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
     """
+    return with_rooms(app, server, of_taken=0)[0]
+
+
+def with_rooms(
+    app: Any, server: Server | None = None, of_taken: int = 1
+) -> tuple[list[Found], dict[str, Room]]:
+    """As `snapshot`; and what waits, by the names of the locks. `of_taken` as for `walk`."""
     locks, rows, rooms = app_locks(app), list[Found](), dict[str, Room]()
-    for each in walk(server or locks.server, locks.prefix, app, of_taken=0):
+    for each in walk(server or locks.server, locks.prefix, app, of_taken):
         if isinstance(each, Room):
             rooms[each.name] = each
         else:
             rows.append(each)
-    return [_with_room(each, rooms.get(each.name)) if each.is_lock else each for each in rows]
+    rows = [_with_room(each, rooms.get(each.name)) if each.is_lock else each for each in rows]
+    return rows, rooms
 
 
 def walk(server: Server, prefix: str, app: Any = None, of_taken: int = 1) -> Iterator[Found | Room]:

@@ -101,6 +101,10 @@ def test_list_shows_each_lock_for_what_it_is(app, client, label):
     assert len(table) == len(found) + 1, "what was broken is no lock"
     assert table[-1].endswith("1 broken lately (--all shows them)")
     assert "2 waiting that no worker has taken" in run(app, "watch", "--times", "1").output
+    for state, count in (("kept", 3), ("broken", 1), ("queued", 1)):
+        shown = run(app, "watch", "--times", "1", "--state", state).output
+        assert len(re.findall(rf"\b{state}\b", shown)) >= count
+        assert "id-of-held" not in shown
 
 
 def test_list_counts_the_locks_of_each_task_by_state_and_what_waits_for_them(app):
