@@ -112,7 +112,7 @@ def check_workers(checkup: Checkup) -> Iterator[Finding]:
             "run doctor again; a worker of an older release cannot tell: compare redislock_url",
         )  # fmt: skip
     if compared.answered:
-        yield from _findings(compared, all_here=not apart)
+        yield from _findings(compared, all_here=not (apart or quiet))
     elif not apart:
         yield Finding(
             UNKNOWN, "no worker answered",

@@ -252,6 +252,17 @@ def test_show_reads_no_thousand_slots_of_a_lock_that_has_one_or_two(own_redis, l
             assert client.info("commandstats")["cmdstat_get"]["calls"] <= most, task
 
 
+def test_show_finds_all_slots_for_a_user_that_may_not_ask_which_are_there(own_redis, label):
+    app = make_app(own_redis.url, label)
+    take(app, "several", "x")
+    take(app, "several", "x", task_id="another")
+    with own_redis.client() as client:
+        rights = ["on", ">pw", f"~{label}:*", "+@all", "-exists"]
+        client.execute_command("ACL", "SETUSER", "looks", *rights)
+    looks = make_app(own_redis.url.replace("://", "://looks:pw@"), label)
+    assert len(told(looks, "show", "several", "x")["locks"]) == 2
+
+
 def test_show_finds_the_last_of_a_thousand_slots(app, client):
     client.rename(take(app, "sync", "x").key, lock_of(app, "sync", "x")["lock1000"])
     (found,) = told(app, "show", "sync", "x")["locks"]
