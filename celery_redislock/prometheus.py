@@ -63,9 +63,9 @@ def instrument(
         registry: the prometheus-client registry for the metrics.
     """
     app = real_app(app)
-    measures = _measures.setdefault(app, {})
-    if id(registry) not in measures:
-        measures[id(registry)] = recorder = _recorder(registry)
+    measures = _measures.setdefault(app, weakref.WeakKeyDictionary())
+    if registry not in measures:
+        measures[registry] = recorder = _recorder(registry)
         measure(app, recorder)
     if port is not None:
         _ports.setdefault(app, (port, addr, registry))
@@ -165,8 +165,12 @@ def _make(metric: Metric, registry: Any) -> Any:
     return Counter(name, metric.text, **common)
 
 
+#: By the registry, and by the app and the registry. By themselves: the id of one that is gone may
+#: be that of the next.
 _recorders: Final[weakref.WeakKeyDictionary[Any, _Recorder]] = weakref.WeakKeyDictionary()
-_measures: Final[weakref.WeakKeyDictionary[Any, dict[int, Any]]] = weakref.WeakKeyDictionary()
+_measures: Final[weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, _Recorder]]] = (
+    weakref.WeakKeyDictionary()
+)
 _ports: Final[weakref.WeakKeyDictionary[Any, Any]] = weakref.WeakKeyDictionary()
 
 
@@ -188,7 +192,7 @@ def _serve(sender: Any, **kwargs: Any) -> None:
         )  # fmt: skip
     for task in app.tasks.values():
         if isinstance(task, SingletonTask):
-            for recorder in _measures[app].values():
+            for recorder in list(_measures[app].values()):
                 recorder.declare(task)
     if app not in _ports:
         return

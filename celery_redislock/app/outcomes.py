@@ -194,4 +194,3 @@ def report_expired_in_outage(whose: Whose, why: object, reason: str, *, emits: b
         whose.run["task"], whose.task_id, why,
         level=level_in_outage(), logged={"reason": reason}, emits=emits,
     )  # fmt: skip
-

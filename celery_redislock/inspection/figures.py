@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from ..app.settings import app_locks
 from ..protocol.canonical import task_in
 from ..protocol.holders import one_line
 from .history import last_successes
-from .locks import Found, Walk
+from .locks import Found, walk
 from .rooms import Room
 from .states import RUNNING
 
@@ -31,7 +31,7 @@ class Figures:
         waiting: how many tasks wait in waiting rooms.
         oldest_waiter: seconds since the earliest arrival among the first tasks of all rooms, but
             for those that wait for quiet.
-        untaken: how many waiting tasks no worker takes.
+        untaken: how many waiting tasks no worker has taken, see `rooms.Room`.
         last_success: Unix time at which its last successful run ended; None if not known.
         warn_after: its `lock_warn_after` in seconds; None if not known.
     """
@@ -65,41 +65,28 @@ def figures(app: Any) -> dict[str, Figures]:
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
     """
-    locks = app_locks(app)
-    by_task: defaultdict[str, Figures] = defaultdict(Figures)
-    walk, awaited = Walk(locks.server, locks.prefix), {}
-    for each in walk.slots():
-        by_task[_shown(each.task)].count(each)
-    for room in walk.rooms():
-        by_task[_shown(room.task)].count_room(room)
-        if not walk.is_taken(room.name):
-            awaited[room.name] = (_shown(room.task), room.state)
-    for each in walk.taken_since(awaited):
-        by_task[_shown(each.task)].count(each)
-    for name, (task, state) in awaited.items():
-        if not walk.is_taken(name):
-            by_task[task].locks[state] += 1
-    for each in walk.lost():
-        by_task[_shown(each.task)].count(each)
+    locks, by_task = app_locks(app), defaultdict[str, Figures](Figures)
+    for each in walk(locks.server, locks.prefix):
+        if isinstance(each, Room):
+            by_task[_shown(each.task)].count_room(each)
+        elif each.state != "broken":
+            by_task[_shown(each.task)].count(each)
     for task, at in last_successes(locks.server, locks.prefix).items():
         by_task[_shown(task)].last_success = at
     return dict(by_task)
 
 
-def by_task(found: Iterable[Found]) -> dict[str, Figures]:
-    """The figures of these locks by task, in the order of each task's first lock. What waits counts
-    for the task that holds the lock.
+def by_task(found: Iterable[Found], rooms: Mapping[str, Room]) -> dict[str, Figures]:
+    """The figures of these locks by task, in the order of each task's first lock. What waits in
+    their rooms, which are given by the locks' names, counts as in `figures`.
     """
-    figures: defaultdict[str, Figures] = defaultdict(Figures)
-    seen: set[str] = set()
+    by_task: defaultdict[str, Figures] = defaultdict(Figures)
+    left = dict(rooms)  # a lock with several slots has one room
     for each in found:
-        task = figures[_shown(each.task or task_in(each.name))]
-        task.count(each)
-        if each.name not in seen:  # a lock with several slots has one room
-            task.waiting += each.waiting
-            task.untaken += each.untaken
-        seen.add(each.name)
-    return dict(figures)
+        by_task[_shown(each.task or task_in(each.name))].count(each)
+        if (room := left.pop(each.name, None)) is not None and room.total:
+            by_task[_shown(room.task)].count_room(room)
+    return dict(by_task)
 
 
 def _shown(task: str | None) -> str:

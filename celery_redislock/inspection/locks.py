@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Final, TypeAlias
 
@@ -21,13 +21,17 @@ from ..servers.looking import in_batches, read, scan, unix_time
 from ..servers.server import Server
 from .rooms import Room, rooms_of
 from .states import AWAITED, NO_LOCK, RUNNING, KeptFor, State, kept_for, state_of_holder
-from .suspensions import suspensions
+from .suspensions import suspensions_on
 
 #: A key, and the name of its lock.
 Named: TypeAlias = "tuple[bytes | str, str]"
 
 #: How many keys are read in one round trip.
 BATCH: Final = 500
+#: Of how many locks all slots are looked for in one round trip, and the parts of a lock's further
+#: slots, of which each begins and ends with these.
+AT_ONCE: Final = 20
+PARTS: Final = ((0, 15), (15, 127), (127, MAX_LIMIT))
 #: No holder extends its lock for longer, in ms: a year. Anybody may write a record.
 LONGEST_TTL: Final = 366 * 86400 * 1000
 #: The kinds of keys that a walk notes, besides the slots.
@@ -59,7 +63,7 @@ class Found:
         queue_depth: how many messages are in its queue, if the broker was asked.
         turned_away: how many duplicates ended without a run because of this holder.
         waiting: how many tasks wait for the lock, in its room and in pool slots.
-        untaken: how many of them no worker has taken, for a minute or more since they were offered.
+        untaken: how many of them no worker has taken, see `rooms.Room`.
         suspension: what keeps new runs from it, if an operator has suspended it or its task.
     """
 
@@ -162,83 +166,80 @@ def snapshot(app: Any, server: Server | None = None) -> list[Found]:
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
     """
-    locks = app_locks(app)
-    server = server or locks.server
-    walk = Walk(server, locks.prefix)
-    held = [*walk.slots()]
-    rooms = {room.name: room for room in walk.rooms(app, of_taken=0)}
-    held += walk.taken_since(rooms)
-    awaited = [room for room in rooms.values() if not walk.is_taken(room.name)]
-    rows = [
-        *(_with_room(each, rooms.get(each.name)) for each in held),
-        *walk.broken(rooms),
-        *(_awaited(locks.prefix, room) for room in awaited),
-        *walk.lost(),
-    ]
-    return _with_suspensions(locks.prefix, rows, suspensions(app, server))
+    return with_rooms(app, server, of_taken=0)[0]
 
 
-class Walk:
+def with_rooms(
+    app: Any, server: Server | None = None, of_taken: int = 1
+) -> tuple[list[Found], dict[str, Room]]:
+    """As `snapshot`; and what waits, by the names of the locks. `of_taken` as for `walk`."""
+    locks, rows, rooms = app_locks(app), list[Found](), dict[str, Room]()
+    for each in walk(server or locks.server, locks.prefix, app, of_taken):
+        if isinstance(each, Room):
+            rooms[each.name] = each
+        else:
+            rows.append(each)
+    rows = [_with_room(each, rooms.get(each.name)) if each.is_lock else each for each in rows]
+    return rows, rooms
+
+
+def walk(server: Server, prefix: str, app: Any = None, of_taken: int = 1) -> Iterator[Found | Room]:
     """One walk over all keys of a prefix. It keeps little of each lock: there may be a million.
-    `slots` comes first.
+
+    First come the slots that are taken, without what waits; then the rooms, with the first task of
+    each; then the other locks, and the runs without one.
+
+    Args:
+        server: the server.
+        prefix: what every key begins with.
+        app: the Celery app, to read labels and arguments; None to do without.
+        of_taken: how many tasks of the room of a lock that is taken are read.
     """
-
-    def __init__(self, server: Server, prefix: str) -> None:
-        self._server, self._prefix = server, prefix
-        #: Of each kind, the keys by the locks' names.
-        self._noted: dict[str, dict[str, bytes]] = {kind: {} for kind in NOTED}
-        #: Hashes of the names of the locks that are taken.
-        self._taken: set[int] = set()
-
-    def slots(self) -> Iterator[Found]:
-        """All slots that are taken. Their number of waiting tasks is not yet known."""
-        seen: set[int] = set()  # a scan may give a key twice
-        for page in scan(self._server, lock_pattern(self._prefix)):
-            slots: list[Named] = []
-            for key in page:
-                kind, name = key_parts(self._prefix, key) or ("", "")
-                if kind in self._noted:
-                    self._noted[kind][name] = key
-                elif is_slot(kind) and hash(key) not in seen:
-                    seen.add(hash(key))
-                    slots.append((key, name))
-            yield from self._read(slots)
-
-    def rooms(self, app: Any = None, of_taken: int = 1) -> Iterator[Room]:
-        """What waits for locks, with the first task of each room.
-
-        Args:
-            app: the Celery app, to read labels and arguments; None to do without.
-            of_taken: how many tasks of the room of a lock that is taken are read.
-        """
-        names = {**self._noted["room"], **self._noted["waiters"]}
-        for is_taken, most in ((False, 1), (True, of_taken)):
-            some = (name for name in names if self.is_taken(name) is is_taken)
-            rooms = rooms_of(self._server, self._prefix, some, app, most)
-            yield from (room for room in rooms if room.waits)
-
-    def taken_since(self, names: Iterable[str]) -> Iterator[Found]:
-        """Those of these locks that were free when the walk came by, and that a run has now."""
-        free = [name for name in names if not self.is_taken(name)]
-        return self._read((lock_keys(self._prefix, name).lock, name) for name in free)
-
-    def is_taken(self, name: str) -> bool:
-        return hash(name) in self._taken
-
-    def broken(self, awaited: Collection[str]) -> Iterator[Found]:
-        """The locks that were lately broken, and that nobody has taken or waits for."""
-        noted = self._noted["broken"].items()
-        left = ((k, n) for n, k in noted if not self.is_taken(n) and n not in awaited)
-        return _broken(self._server, left)
-
-    def lost(self) -> Iterator[Found]:
-        """The runs that go on without their lock."""
-        return lost_of(self._server, ((key, name) for name, key in self._noted["lost"].items()))
-
-    def _read(self, slots: Iterable[Named]) -> Iterator[Found]:
-        for each in read_slots(self._server, slots):
-            self._taken.add(hash(each.name))
+    suspended = suspensions_on(server, prefix)
+    idle = {each.lock: each for each in suspended if each.lock is not None}
+    for each in _walk(server, prefix, app, of_taken):
+        if isinstance(each, Room):
             yield each
+        else:
+            idle.pop(each.name, None)
+            yield _with_suspension(each, suspended)
+    yield from (suspended_row(lock_keys(prefix, name), each) for name, each in idle.items())
+
+
+def _walk(server: Server, prefix: str, app: Any, of_taken: int) -> Iterator[Found | Room]:
+    """See `walk`. Does not say what is suspended."""
+    noted: dict[str, dict[str, bytes]] = {kind: {} for kind in NOTED}
+    # Hashes: of keys, since a scan may give one twice; and of the names of the locks.
+    seen, taken = set[int](), set[int]()
+
+    def read(slots: Iterable[Named]) -> Iterator[Found]:
+        for each in read_slots(server, slots):
+            taken.add(hash(each.name))
+            yield each
+
+    for page in scan(server, lock_pattern(prefix)):
+        slots: list[Named] = []
+        for key in page:
+            kind, name = key_parts(prefix, key) or ("", "")
+            if kind in noted:
+                noted[kind][name] = key
+            elif is_slot(kind) and hash(key) not in seen:
+                seen.add(hash(key))
+                slots.append((key, name))
+        yield from read(slots)
+    names, awaited = {**noted["room"], **noted["waiters"]}, dict[str, Found]()
+    for is_taken, most in ((False, 1), (True, of_taken)):
+        some = [name for name in names if (hash(name) in taken) is is_taken]
+        for room in rooms_of(server, prefix, some, app, most):
+            if room.waits:
+                yield room
+                if not is_taken:
+                    awaited[room.name] = _awaited(prefix, room)
+    yield from read((each.key, name) for name, each in awaited.items())  # taken since
+    broken = ((key, name) for name, key in noted["broken"].items() if name not in awaited)
+    yield from _broken(server, (each for each in broken if hash(each[1]) not in taken))
+    yield from (each for name, each in awaited.items() if hash(name) not in taken)
+    yield from lost_of(server, prefix, noted["lost"])
 
 
 def chosen(
@@ -270,16 +271,19 @@ def lock(app: Any, name: str) -> list[Found]:
         LockUnavailable: the server did not answer, or does not allow it.
     """
     locks = app_locks(app)
-    server, keys = locks.server, lock_keys(locks.prefix, name, MAX_LIMIT)
-    held = [*read_slots(server, ((key, keys.name) for key in (keys.lock, *keys.slots)))]
+    server, keys = locks.server, lock_keys(locks.prefix, name)
+    held = [*_held(server, locks.prefix, [name])]
     (room,) = rooms_of(server, locks.prefix, [name], app)
     rows = [_with_room(each, room) for each in held]
     if not rows:  # who has broken it is shown here, even if tasks wait for it
         rows = [_awaited(locks.prefix, room)] if room.waits else []
         rows += _broken(server, [(keys.broken, keys.name)])
-    rows += lost_of(server, [(keys.lost, keys.name)])
-    found = [each for each in suspensions(app) if each.lock in (None, keys.name)]
-    return _with_suspensions(locks.prefix, rows, found)
+    rows += lost_of(server, locks.prefix, [keys.name])
+    suspended = suspensions_on(server, locks.prefix)
+    idle = next((each for each in suspended if each.lock == keys.name and not rows), None)
+    if idle is not None:
+        return [suspended_row(keys, idle)]
+    return [_with_suspension(each, suspended) for each in rows]
 
 
 # -- rows -------------------------------------------------------------------------------------
@@ -317,6 +321,20 @@ def read_locks(server: Server, locks: Sequence[LockKeys], task: str) -> list[lis
         suspension = longest_of(suspended, task, of.name)
         found.append(slots or ([] if suspension is None else [suspended_row(of, suspension)]))
     return found
+
+
+def _held(server: Server, prefix: str, names: Iterable[str]) -> Iterator[Found]:
+    """Who has these locks, however many slots they have. Few have more than one, and nothing tells
+    how many: so this asks first in which part of the slots any is taken.
+    """
+    for batch in in_batches((lock_keys(prefix, name, MAX_LIMIT) for name in names), AT_ONCE):
+        parts = [(keys, keys.slots[first:end]) for keys in batch for first, end in PARTS]
+        counts = server.replies([("EXISTS", *slots) for _, slots in parts], errors=True)
+        # Who may not ask this, reads all of them.
+        taken = (part for part, count in zip(parts, counts, strict=True) if count != 0)
+        first = ((keys.lock, keys.name) for keys in batch)
+        more = ((key, keys.name) for keys, slots in taken for key in slots)
+        yield from read_slots(server, (*first, *more))
 
 
 def _stored(server: Server, keys: Iterable[Named]) -> Iterator[tuple[float, Found, bytes | None]]:
@@ -388,20 +406,6 @@ def _awaited(prefix: str, room: Room) -> Found:
     )
 
 
-def _with_suspensions(
-    prefix: str, rows: Sequence[Found], found: Sequence[Suspension]
-) -> list[Found]:
-    """The rows with what is suspended, and rows of suspended locks that have none."""
-    if not found:
-        return [*rows]
-    names = {each.name for each in rows}
-    idle = (each for each in found if each.lock is not None and each.lock not in names)
-    return [
-        *(_with_suspension(each, found) for each in rows),
-        *(suspended_row(lock_keys(prefix, each.lock or ""), each) for each in idle),
-    ]
-
-
 def suspended_row(of: LockKeys, suspension: Suspension) -> Found:
     """The row of a suspended lock that nobody holds or waits for."""
     holder = Holder(task=suspension.task or task_in(of.name), label=suspension.label)
@@ -428,24 +432,29 @@ def _broken(server: Server, notes: Iterable[Named]) -> Iterator[Found]:
         )
 
 
-def lost_of(server: Server, marks: Iterable[Named]) -> Iterator[Found]:
-    """The runs that go on without their lock, from the keys where they say so.
+def lost_of(server: Server, prefix: str, names: Iterable[str]) -> Iterator[Found]:
+    """The runs that go on without these locks, from the keys where they say so. A run that the
+    server has as a holder has its lock: it came back, or the run missed an answer.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
     """
-    for batch in in_batches(marks, BATCH):
-        now, replies = read(server, [("HGETALL", key) for key, _ in batch])
-        for (key, name), reply in zip(batch, replies, strict=True):
-            for run in marks_in(reply, now):
-                yield Found(
-                    key=f"{_text(key)}#{run.holder.fence}",
-                    name=name,
-                    state="without its lock",
-                    holder=run.holder,
-                    held_for=_held_for(run.holder, now),
-                    lost_because=run.why,
-                )
+    for batch in in_batches((lock_keys(prefix, name) for name in names), BATCH):
+        now, replies = read(server, [("HGETALL", keys.lost) for keys in batch])
+        marks = {keys: marks_in(reply, now) for keys, reply in zip(batch, replies, strict=True)}
+        held = _held(server, prefix, [keys.name for keys, runs in marks.items() if runs])
+        has_it = {(each.name, each.holder and each.holder.fence) for each in held}
+        for keys, runs in marks.items():
+            for run in runs:
+                if (keys.name, run.holder.fence) not in has_it:
+                    yield Found(
+                        key=f"{keys.lost}#{run.holder.fence}",
+                        name=keys.name,
+                        state="without its lock",
+                        holder=run.holder,
+                        held_for=_held_for(run.holder, now),
+                        lost_because=run.why,
+                    )
 
 
 def _text(key: bytes | str) -> str:

@@ -85,10 +85,11 @@ class Room(NamedTuple):
         waiting: the first tasks in the waiting room, in order.
         total: how many tasks are in the room.
         in_slots: how many wait in pool slots, outside the room.
-        untaken: how many in the room no worker takes.
+        untaken: how many in the room no worker has taken, though they were first published a minute
+            ago or more, or could not be published: the workers may be behind, or not know them.
         quiet_in: if all who are at the front wait for quiet: the seconds until the first of them is
             published; else None.
-        overdue: if no worker takes some: the seconds since a worker should have looked at the room;
+        overdue: if some are untaken: the seconds since a worker should have looked at the room;
             0 if none should have.
     """
 

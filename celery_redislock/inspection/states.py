@@ -31,7 +31,7 @@ STATES: Final[dict[State, str]] = {
     "queued": "it is kept for a message in the queue",
     "suspended": "no run holds it; an operator keeps new ones from beginning for a while",
     "waits for quiet": "nobody holds it; the calls that wait do so until no newer call comes",
-    "not taken": "nobody holds it, and no worker takes the tasks that wait for it",
+    "not taken": "nobody holds it, and no worker has taken what was published for it a minute ago",
     "free": "nobody holds it, and the first task that waits is about to get it",
     "broken": "an operator broke it, and nobody has taken it since",
     "foreign": "a value that is not a lock of ours blocks its key",

@@ -22,7 +22,11 @@ def suspensions(app: Any, server: Server | None = None) -> list[Suspension]:
         LockUnavailable: the server did not answer, or does not allow it.
     """
     locks = app_locks(app)
-    server = server or locks.server
-    lists = server.joint(in_all_buckets(locks.prefix, "suspended"))
+    return suspensions_on(server or locks.server, locks.prefix)
+
+
+def suspensions_on(server: Server, prefix: str) -> list[Suspension]:
+    """The same, for who knows no app."""
+    lists = server.joint(in_all_buckets(prefix, "suspended"))
     now, replies = read(server, [("MGET", *keys) for keys in lists])
     return in_force((text for reply in replies for text in reply or ()), now)

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
+from ..inspection.states import STATES
 from ..protocol.holders import one_line
+from .terminal import is_plain
 
 if TYPE_CHECKING:
     from ..servers.server import Server
@@ -42,6 +44,22 @@ def _json_of(kind: type[Any]) -> Callable[[click.Context, click.Parameter, str],
         return parsed
 
     return parse
+
+
+def task_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """The names of the app's locked tasks that begin so, for the shell's completion."""
+    from celery.app.utils import find_app
+
+    from ..tasks.task import locked_tasks
+
+    named = ctx.find_root().params.get("app")
+    try:
+        app: Any = find_app(named) if isinstance(named, str) else named
+        app.loader.import_default_modules()
+        app.finalize()
+        return [task.name for task in locked_tasks(app) if task.name.startswith(incomplete)]
+    except Exception:  # there is no app, or the project's modules raise: nobody can be told
+        return []
 
 
 with_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -163,7 +181,7 @@ def _say_server(ctx: click.Context, app: Any) -> None:
 
     locks = app_locks(app)
     if locks.knows_server:
-        color = False if ctx.obj.no_color else None
+        color = False if is_plain() else None
         click.secho(f"Redis: {locks.describe_server()}", err=True, dim=True, color=color)
 
 
@@ -225,11 +243,13 @@ class Naming(NamedTuple):
             LockUnavailable: the server did not answer, or does not allow it.
         """
         from ..tasks.target import TargetError, locate, word
-        from .pick import pick
+        from .pick import ask_for_quotes, pick
 
         if not self.target:
             raise TargetError("which lock? Give a key, or a task and a call's arguments")
         arguments = [*map(word, self.words), *self.args]
+        if self.words and self.target not in app.tasks:
+            ask_for_quotes(app, " ".join([self.text, *self.words]))
         meant = locate(app, self.text, arguments, self.kwargs, self.headers)
         return pick(app, meant) if meant.keys.name == self.target else meant
 
@@ -247,7 +267,9 @@ def with_lock_or_filters(function: Callable[..., Any]) -> Callable[..., Any]:
 def _with_naming(function: Callable[..., Any], required: bool) -> Callable[..., Any]:
     metavar = "KEY|TASK" if required else "[KEY|TASK]"
 
-    @click.argument("target", metavar=metavar, required=required, default=None)
+    @click.argument(
+        "target", metavar=metavar, required=required, default=None, shell_complete=task_names
+    )
     @click.argument("words", metavar="[ARG]...", nargs=-1)
     @with_args
     @with_kwargs
@@ -266,7 +288,21 @@ def with_filters(function: Callable[..., Any]) -> Callable[..., Any]:
             "--older", callback=duration, default="0", help="Only held at least this long: 90, 5m."
         ),
         click.option("-n", "--node", help="Only held on this node, or on nodes that match a glob."),
-        click.option("-t", "--task", help="Only of this task, or of tasks that match a glob."),
+        click.option(
+            "-t",
+            "--task",
+            shell_complete=task_names,
+            help="Only of this task, or of tasks that match a glob.",
+        ),
     ):
         function = option(function)
     return function
+
+
+with_states = click.option(
+    "--state",
+    "states",
+    type=click.Choice([*STATES]),
+    multiple=True,
+    help="Only locks in this state. May be given again.",
+)

@@ -36,6 +36,7 @@ def explain(
     call = task.with_headers(headers)
     options = task.lock_options
     slots, limit = lock(app, keys.name), len(keys.slots) + 1
+    suspension = longest_of(suspensions(app), name, keys.name)
     return {
         "task": name,
         "key": keys.lock,
@@ -49,7 +50,8 @@ def explain(
         "lock_scope": options.lock_scope,
         "policy": repr(options.on_conflict),
         "standing": [each.to_dict() for each in slots],
-        "now": _now(task, slots, limit, longest_of(suspensions(app), name, keys.name)),
+        "suspended": suspension and suspended(suspension),
+        "now": _now(task, slots, limit, suspension),
     }
 
 
@@ -88,7 +90,7 @@ def _now(
     what = options.on_conflict.describe(waiting)
     runs = [each for each in taken if each.state in RUNNING]
     if suspension is not None and len(runs) < limit:
-        return f"{suspended(suspension)}: {what}"
+        return f"the task or its lock is suspended: {what}"
     if options.lock_scope != "running" and taken:
         sent = {
             "existing": "apply_async would send nothing, and return the existing task's result",
@@ -111,7 +113,9 @@ def _now(
         how = what if options.on_conflict.admits else "it would run"
         return f"nobody holds the lock; the last call waits for quiet, {in_units(quiet)}: {how}"
     if any(each.state == "not taken" for each in slots):
-        return f"nobody holds the lock, and no worker takes what waits for it ({waiting}): {what}"
+        return (
+            f"nobody holds the lock, and no worker has taken what waits for it ({waiting}): {what}"
+        )
     if len(taken) < limit:
         return f"the lock is free, but others wait before it ({waiting}): {what}"
     return f"{_who(taken)}: {what}"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from shlex import quote
 from typing import Any
 
 from ..app.settings import app_locks
 from ..inspection.history import OUTSIDE, history
 from ..inspection.locks import Found, lock, matches, snapshot
-from ..inspection.rooms import waiting
+from ..inspection.rooms import ids_of, waiting
 from ..protocol.canonical import task_in
 from ..protocol.holders import one_line
 from ..protocol.keys import lock_keys
@@ -20,7 +21,8 @@ from .table import SHORT, digest_of, telling_of, who
 
 def pick(app: Any, meant: Target) -> Target:
     """The lock that has this name; or else the only lock that `list` shows with this text: as its
-    label, its key without the task, or the first eight or more characters of digest or task's id.
+    label, its key without the task, the task's id, or the first eight or more characters of that or
+    of the digest.
 
     Raises:
         TargetError: several locks match.
@@ -29,9 +31,43 @@ def pick(app: Any, meant: Target) -> Target:
     text = meant.keys.name
     if text in app.tasks or lock(app, text):
         return meant
-    found = snapshot(app)
-    name = _only({each.name for each in found if _is_shown_as(each, text)}, text)
+    name = _only(_shown_as(snapshot(app), text), text)
     return meant if name is None else Target(lock_keys(app_locks(app).prefix, name))
+
+
+def ask_for_quotes(app: Any, text: str) -> None:
+    """These words name no task; they may be what `list` shows of a lock.
+
+    Raises:
+        TargetError: they are. The error says how to write them.
+        LockUnavailable: the server did not answer, or does not allow it.
+    """
+    if _shown_as([*snapshot(app), *history(app, running=True)], text):
+        raise TargetError(
+            f"that is a lock, not a task: write it in quotes, {quote(one_line(text))}"
+        )
+
+
+def of_waiting(app: Any, text: str) -> Target | None:
+    """The lock for which the task waits whose id this is, or begins so; None if there is none. Of
+    each room it looks at as many tasks as `show` shows.
+
+    Raises:
+        TargetError: several do.
+        LockUnavailable: the server did not answer, or does not allow it.
+    """
+    names = sorted({each.name for each in snapshot(app) if each.waiting})
+    ids: dict[str, Iterable[str]] = {**ids_of(app, names)}
+    long = waiting(app, [name for name in names if name not in ids])
+    ids |= {room.name: [each.task_id for each in room.waiting] for room in long}
+    exact = {name for name, some in ids.items() if text in some}
+    begin = {
+        name
+        for name, some in ids.items()
+        if len(text) >= SHORT and any(each.startswith(text) for each in some)
+    }
+    name = _only(exact or begin, text)
+    return None if name is None else Target(lock_keys(app_locks(app).prefix, name))
 
 
 def meant_by(app: Any, meant: Target) -> list[Found]:
@@ -98,7 +134,7 @@ def pick_past(app: Any, text: str, server: Server | None = None) -> str:
     if history(app, name=text, limit=1, running=True, server=server):
         return text
     runs = history(app, running=True, server=server)
-    return _only({run.name for run in runs if _is_shown_as(run, text)}, text) or text
+    return _only(_shown_as(runs, text), text) or text
 
 
 def _only(names: Collection[str], text: str) -> str | None:
@@ -110,9 +146,15 @@ def _only(names: Collection[str], text: str) -> str | None:
     return next(iter(names), None)
 
 
-def _is_shown_as(each: Any, text: str) -> bool:
-    """Whether a table shows this text of a lock, or of a past run."""
-    beginnings = (digest_of(each.name), who(each).task_id)
-    return text == telling_of(each) or (
-        len(text) >= SHORT and any(known and known.startswith(text) for known in beginnings)
-    )
+def _shown_as(found: Iterable[Any], text: str) -> set[str]:
+    """The names of the locks of which a table shows this text, be they held or past: those that it
+    is all of, or else those whose digest or task's id begins so.
+    """
+    exact, begin = set(), set()
+    for each in found:
+        known = (who(each).task_id or "", digest_of(each.name) or "")
+        if text in (telling_of(each), *known):
+            exact.add(each.name)
+        elif len(text) >= SHORT and any(one.startswith(text) for one in known):
+            begin.add(each.name)
+    return exact or begin

@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Any, Final
 from ..inspection.states import AWAITED, IN_TROUBLE, NO_LOCK, STATES
 from ..protocol.canonical import digest, parts_of, task_in
 from ..protocol.holders import Holder
-from .terminal import Column, by_wrapping, cut, cut_node, cut_path, grid, lines_by_row, named_values
+from .terminal import (
+    Column,
+    by_wrapping,
+    cut_end,
+    cut_node,
+    cut_path,
+    grid,
+    initials,
+    lines_by_row,
+    named_values,
+)
 
 if TYPE_CHECKING:
     from ..inspection.figures import Figures
@@ -38,7 +48,7 @@ ALL_OF_RUNS: Final = (*RUNS[:7], "PID", "SKIPS", "FENCE", "LABEL")
 TROUBLE: Final = "red"
 #: The columns of a task, with its figures.
 TASKS: Final = (
-    Column("TASK", lambda each: each[0], cut_path, 14),
+    Column("TASK", lambda each: each[0], cut_path, 14, alike=initials),
     Column("LOCKS", lambda each: _by_state(each[1]), by_wrapping, 12),
     Column("OLDEST", lambda each: _units(each[1].oldest_holder or None), right=True),
     Column("WAIT", lambda each: each[1].waiting, right=True),
@@ -64,14 +74,21 @@ def columns_of(rows: Sequence[Any], names: Iterable[str], wide: bool = False) ->
     """
     ids = shortened(who(each).task_id for each in rows)
     digests = shortened(digest_of(each.name) for each in rows)
+
+    def task_id(each: Any) -> str | None:
+        return who(each).task_id if wide else ids.get(who(each).task_id)
+
+    def key(each: Any) -> str:
+        return str(each.key) if wide else telling_of(each, digests)
+
     columns = (
         Column("WHEN", lambda run: (moment if wide else _when)(run.began)),
         Column("TOOK", _took, right=True),
         Column("ENDED", lambda run: run.how),
-        Column("TASK", lambda each: task_of(each) or None, cut_path, 14),
-        Column("KEY", lambda each: each.key if wide else telling_of(each, digests), by_wrapping, 12),
+        Column("TASK", lambda each: task_of(each) or None, cut_path, 14, alike=initials),
+        Column("KEY", key, by_wrapping, 12),
         Column("STATE", in_words, by_wrapping),
-        Column("ID", lambda each: who(each).task_id if wide else ids.get(who(each).task_id), cut),
+        Column("ID", task_id, by_wrapping),
         Column("NODE", lambda each: who(each).node, cut_node),
         Column("PID", lambda each: who(each).pid or None, right=True),
         Column("HELD", lambda each: _units(each.held_for), right=True),
@@ -80,7 +97,7 @@ def columns_of(rows: Sequence[Any], names: Iterable[str], wide: bool = False) ->
         Column("WAIT", lambda each: each.waiting, right=True),
         Column("FENCE", lambda each: who(each).fence or None, right=True),
         Column("LABEL", lambda each: who(each).label, rare=True),
-        Column("SAYS", lambda each: who(each).description, cut, 16, rare=True),
+        Column("SAYS", lambda each: who(each).description, cut_end, 16, rare=True),
     )
     return [column for column in columns if column.head in names]
 
@@ -117,8 +134,8 @@ def waiting_table(waiting: Sequence[Waiting]) -> list[str]:
     ids = shortened(each.task_id for each in waiting)
     columns = (
         Column("#", lambda each: each[0], right=True),
-        Column("TASK", lambda each: each[1].task or "cannot be read", cut_path),
-        Column("ID", lambda each: ids[each[1].task_id], cut),
+        Column("TASK", lambda each: each[1].task or "cannot be read", cut_path, alike=initials),
+        Column("ID", lambda each: ids.get(each[1].task_id), by_wrapping),
         Column("AGE", lambda each: _units(each[1].age), right=True),
         Column("ARGUMENTS", lambda each: each[1].called, by_wrapping, 16),
     )
@@ -136,6 +153,7 @@ def described(each: Found) -> list[str]:
         "turned_away": each.turned_away or None,
         "untaken": each.untaken or None,
         "attempt": each.holder.attempt if each.holder and each.holder.task_id else None,
+        "suspension": each.suspension and suspended(each.suspension),
     }
     return named_values(fields.items())
 
@@ -162,7 +180,7 @@ def is_trouble(each: Found) -> bool:
     return each.state in IN_TROUBLE or bool(each.untaken)
 
 
-def telling_of(each: Any, digests: Mapping[str, str] | None = None) -> str:
+def telling_of(each: Any, digests: Mapping[str | None, str] | None = None) -> str:
     """What tells a lock of a task from its others: the label, the name without the task's, or the
     beginning of the digest.
 
@@ -172,7 +190,8 @@ def telling_of(each: Any, digests: Mapping[str, str] | None = None) -> str:
     """
     if who(each).label:
         return str(who(each).label)
-    name, task, parts = each.name, task_of(each), parts_of(each.name)
+    name, task = str(each.name), task_of(each)
+    parts = parts_of(name)
     if parts is None:
         return (name.removeprefix(f"{task}:") if task else name) or name
     named, full = parts
@@ -256,13 +275,13 @@ def count_of(number: int, what: str = "lock") -> str:
 
 
 def summary(found: Sequence[Found], with_broken: bool = True) -> str:
-    """How many locks there are, how many tasks no worker takes, how many runs go on without their
-    lock, how many locks were broken.
+    """How many locks there are, how many tasks no worker has taken in their turn, how many runs go
+    on without their lock, how many locks were broken.
     """
     untaken = sum({each.name: each.untaken for each in found if each.is_lock}.values())
     broken = sum(each.state == "broken" for each in found)
     text = count_of(sum(each.is_lock for each in found))
-    text += f", {untaken} waiting that no worker takes" if untaken else ""
+    text += f", {untaken} waiting that no worker has taken" if untaken else ""
     lost = sum(each.state == "without its lock" for each in found)
     text += f", {count_of(lost, 'run')} without a lock" if lost else ""
     hint = "" if with_broken else " (--all shows them)"

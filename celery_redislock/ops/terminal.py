@@ -81,6 +81,17 @@ def cut(text: str, width: int, head: float = 0.5) -> str:
     return f"{text[: _end(text, front)]}~{text[len(text) - back :]}"
 
 
+def cut_end(text: str, width: int) -> str:
+    """The text without its end, if it is too wide."""
+    return cut(text, width, 1.0)
+
+
+def initials(text: str) -> str:
+    """A task's name with the initials of its packages."""
+    *packages, name = text.split(".")
+    return ".".join([*(each[:1] for each in packages), name])
+
+
 def cut_path(text: str, width: int) -> str:
     """A task's name, cut to keep its end: package names become initials, and then disappear."""
     parts = text.split(".")
@@ -152,6 +163,8 @@ class Column:
         least: the least width, unless the terminal is too narrow.
         right: its cells end at the right: for numbers.
         rare: it is left out if no row has a value for it.
+        alike: shortens a cell; if one is too wide, all are shortened by this, in one style, and
+            `fit` does the rest.
     """
 
     head: str
@@ -160,6 +173,7 @@ class Column:
     least: int = 8
     right: bool = False
     rare: bool = False
+    alike: Callable[[str], str] | None = None
 
     def lines(self, cell: str, width: int) -> list[str]:
         """The cell as lines of at most this width."""
@@ -195,17 +209,18 @@ def lines_by_row(
 ) -> list[list[str]]:
     """As `grid`: the lines of the head, and those of each row."""
     limit = terminal_width() if width is None else width
-    shown, cells = [], []
+    shown: list[Column] = []
+    cells: list[Sequence[str]] = []
     for column in columns:
         values = [column.of(row) for row in rows]
         if any(values) or not column.rare:
             shown.append(column)
             cells.append([plain("-" if each is None else str(each)) for each in values])
-    widths = _widths(shown, cells, limit)
+    widths, cells = _widths(shown, cells, limit)
     lines = [[_line([column.head for column in shown], shown, widths, limit)]]
     for row in zip(*cells, strict=True):
-        fitted = map(Column.lines, shown, row, widths)
-        lines.append([_line(each, shown, widths, limit) for each in zip_longest(*fitted, fillvalue="")])
+        fitted = zip_longest(*map(Column.lines, shown, row, widths), fillvalue="")
+        lines.append([_line(each, shown, widths, limit) for each in fitted])
     return lines
 
 
@@ -220,18 +235,25 @@ def _line(
     return cut("  ".join(padded).rstrip(), limit, 1.0)
 
 
-def _widths(columns: Sequence[Column], cells: Sequence[Sequence[str]], limit: int) -> list[int]:
+def _widths(
+    columns: Sequence[Column], cells: Sequence[Sequence[str]], limit: int
+) -> tuple[list[int], list[Sequence[str]]]:
+    """The width of each column, and its cells, shortened alike if they must be."""
     needed = [
         max([len(column.head), *map(width_of, texts)])
         for column, texts in zip(columns, cells, strict=True)
     ]
     widths = _shared_out(columns, needed, limit)
+    cells = [
+        [*map(column.alike, texts)] if column.alike and width < need else texts
+        for column, texts, width, need in zip(columns, cells, widths, needed, strict=True)
+    ]
     # A cut cell may need less than its width: a node's domain goes as a whole. Share the rest.
     used = [
         need if width >= need else min(need, _used(column, texts, width, need))
         for column, texts, width, need in zip(columns, cells, widths, needed, strict=True)
     ]
-    return _shared_out(columns, used, limit)
+    return _shared_out(columns, used, limit), cells
 
 
 def _used(column: Column, texts: Iterable[str], width: int, need: int) -> int:
@@ -262,10 +284,13 @@ def _shared_out(columns: Sequence[Column], needed: Sequence[int], limit: int) ->
 
 
 def is_plain() -> bool:
-    """Whether the user wants no colours: https://no-color.org, or Celery's --no-color."""
+    """Whether the terminal has no colours, or the user wants none: https://no-color.org, or
+    Celery's --no-color.
+    """
     context = click.get_current_context(silent=True)
     chosen = context is not None and bool(getattr(context.obj, "no_color", False))
-    return chosen or bool(os.environ.get("NO_COLOR"))
+    has_none = os.environ.get("TERM", "").lower() in ("dumb", "unknown")
+    return chosen or has_none or bool(os.environ.get("NO_COLOR"))
 
 
 def show_lines(lines: Iterable[str], err: bool = False) -> None:
@@ -275,7 +300,7 @@ def show_lines(lines: Iterable[str], err: bool = False) -> None:
 
 
 def say(text: str, err: bool = False) -> None:
-    """Print the text in lines that fit the terminal; in a pipe as one, which the reader can wrap."""
+    """Print the text in lines that fit the terminal; in a pipe as one that the reader can wrap."""
     show_lines(_fitted(plain(text)), err)
 
 

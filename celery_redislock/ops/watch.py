@@ -8,6 +8,7 @@ import contextlib
 import itertools
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,6 +16,7 @@ from typing import Any, Final
 
 import click
 from prompt_toolkit import Application
+from prompt_toolkit.formatted_text import StyleAndTextTuples
 from prompt_toolkit.input import create_input
 from prompt_toolkit.key_binding import KeyBindings
 from prompt_toolkit.layout import FormattedTextControl, Layout, Window
@@ -123,7 +125,7 @@ class Watch:
         #: The key of the lock that is chosen, and the name of the one that is open; "" for none.
         self._chosen, self._open = "", ""
         self._opened: list[str] = []
-        #: The first line of the body that is seen, how many are, and whether the chosen one must be.
+        #: The first line of the body that is seen, how many are, and whether the chosen one is.
         self._offset, self._page, self._follows = 0, 1, False
         self.trouble: LockUnavailable | None = None
         self._keys: dict[str, Callable[[], None]] = {
@@ -144,7 +146,10 @@ class Watch:
         self._counted = self._rates.take()
         try:
             self._found = self._choose(snapshot(self._app))
-            self._opened = self._read_open(self._open) if self._open else []
+            opened = self._open
+            lines = self._read_open(opened) if opened else []
+            if opened == self._open:  # a key may have closed it meanwhile
+                self._opened = lines
             self._seen_at, self.trouble = time.monotonic(), None
         except LockUnavailable as exc:
             if is_denied(exc):
@@ -339,7 +344,7 @@ def _print(watched: Watch, every: float, times: int | None) -> None:
 
 async def _draw(watched: Watch, every: float, times: int | None) -> None:
     """On a terminal, which is restored whatever happens. Keys are obeyed during a look, too."""
-    keys, pressed = KeyBindings(), asyncio.Event()
+    loop, keys, entered = asyncio.get_running_loop(), KeyBindings(), threading.Event()
 
     @keys.add("<any>", eager=True)
     def _press(event: Any) -> None:
@@ -348,13 +353,15 @@ async def _draw(watched: Watch, every: float, times: int | None) -> None:
         if key in ("c-c", "<sigint>") or not watched.press(key):
             leave()
         elif key == "c-m":
-            pressed.set()  # look into what is open by now
+            entered.set()  # look into what is open by now
 
-    def picture() -> list[Line]:
-        lines = watched.picture(drawn.output.get_size().rows)
-        return [part for line in lines for part in (("", "\n"), line)][1:]
+    def picture() -> StyleAndTextTuples:
+        parts: StyleAndTextTuples = []
+        for line in watched.picture(drawn.output.get_size().rows):
+            parts += [line, ("", "\n")]
+        return parts[:-1]
 
-    drawn: Application[None] = Application(
+    drawn: Application[BaseException | None] = Application(
         Layout(Window(FormattedTextControl(picture, show_cursor=False), always_hide_cursor=True)),
         key_bindings=keys,
         full_screen=True,
@@ -362,29 +369,37 @@ async def _draw(watched: Watch, every: float, times: int | None) -> None:
     )
     drawn.ttimeoutlen = 0.05  # seconds after which an escape is a key of its own
 
-    async def look() -> None:
+    def leave(because: BaseException | None = None) -> None:
+        if not drawn.is_done:
+            drawn.exit(result=because)
+
+    def look() -> None:
+        because = None
         try:
             for number in itertools.count(1):
-                pressed.clear()
-                await asyncio.to_thread(watched.look)
-                drawn.invalidate()
+                entered.clear()
+                watched.look()
                 if number == times:
-                    leave()
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(pressed.wait(), every)
+                    break
+                drawn.invalidate()
+                entered.wait(every)
         except Exception as exc:
-            leave(exc)
-
-    def leave(exc: BaseException | None = None) -> None:
-        if drawn.is_running and not drawn.is_done:
-            drawn.exit(exception=exc)
+            because = exc
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(leave, because)
 
     def end(*_: Any) -> None:
         loop.call_soon_threadsafe(leave, SystemExit(128 + signal.SIGTERM))
 
-    loop = asyncio.get_running_loop()
-    before = signal.signal(signal.SIGTERM, end)
+    def begin() -> None:
+        signal.signal(signal.SIGTERM, end)
+        # A daemon: a look at a server that is away takes seconds, and `q` ends at once.
+        threading.Thread(target=look, name="redislock-watch", daemon=True).start()
+
+    before = signal.getsignal(signal.SIGTERM)
     try:
-        await drawn.run_async(pre_run=lambda: drawn.create_background_task(look()) and None)
+        because = await drawn.run_async(pre_run=begin)
     finally:
         signal.signal(signal.SIGTERM, before)
+    if because is not None:
+        raise because

@@ -77,13 +77,18 @@ def busy(answers: Sequence[Busy]) -> Busy:
 def replies(commands: Sequence[Sequence[Any]], answers: Sequence[Sequence[Any]]) -> list[Any]:
     """For each of these commands, the reply that most servers gave. How long a value lives is told
     by the server that told the value, in the command before. What is in lists is the history, which
-    each server writes with its own times, and one may have lost: all that any of them has.
+    each server writes with its own times, and one may have lost: all that any of them has. How many
+    keys there are is told by the server that has the most.
     """
     told: list[Any] = []
     which = 0
     for i, command in enumerate(commands):
         if command[0] in JOINED:
             told.append(_joined(command, [each[i] for each in answers]))
+            continue
+        if command[0] == "EXISTS":
+            counts = [each[i] for each in answers if isinstance(each[i], int)]
+            told.append(max(counts, default=answers[0][i]))
             continue
         if i == 0 or (command[0], *commands[i - 1][1:]) != ("PTTL", *command[1:]):
             which = _commonest([each[i] for each in answers])

@@ -95,7 +95,8 @@ def target_of(task: str | None, lock: str | None) -> str:
 def told(what: Suspension) -> str:
     """What people are told of a suspension, as the script stores it. The server sets its times."""
     fields = {
-        **{"task": what.task, "lock": what.lock},
+        "task": what.task,
+        "lock": what.lock,
         "label": None if what.label is None else label_text(what.label),
         "by": one_line(what.by),
         "why": cut(one_line(what.why), LONGEST_REASON),

@@ -69,9 +69,9 @@ def in_batches(items: Iterable[T], most: int) -> Iterator[list[T]]:
         yield batch
 
 
-def server_info(server: Server) -> dict[str, str]:
-    """The reply to INFO, as a dict."""
-    (reply,) = server.replies([("INFO",)])
+def server_info(server: Server, *sections: str, ttl: float = LOOKING_TTL) -> dict[str, str]:
+    """The reply to INFO, as a dict: these sections of it, or what the server thinks fit."""
+    (reply,) = server.replies([("INFO", *sections)], ttl)
     return info(reply)
 
 

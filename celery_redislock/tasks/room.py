@@ -42,6 +42,8 @@ logger = get_logger()
 #: A room that is due within so many seconds is looked after by the process that knows of it: the
 #: workers that sweep the rooms may look too late.
 SOON: Final = 5.0
+#: What becomes of a task that no worker has taken, though this process can publish it.
+AGAIN: Final = "it is published again"
 
 
 class Looked(NamedTuple):
@@ -57,8 +59,8 @@ class Looked(NamedTuple):
 
 
 def look_after(app: Any, keys: LockKeys, ttl: float) -> Looked:
-    """Publish the task that is next, end those that no worker takes, and store results of replaced
-    ones.
+    """Publish the task that is next, end those that no worker has taken for too long, and store
+    results of replaced ones.
     """
     reply = _look(app, keys, ttl, [])
     if reply.offered is None:
@@ -144,7 +146,7 @@ def _publish_one(
     try:
         if _send(app, keys, offered):
             if offered.since > UNTAKEN_AFTER:
-                _report_untaken(app, offered, keys, "it is published again")
+                _report_untaken(app, offered, keys, AGAIN)
             return None
         claim = Claim(keys, new_token(), ttl, "")
         return app_locks(app).server.run(settle(claim, Release(leaves=offered.place)))
@@ -217,14 +219,16 @@ def _has_ended(task: Any, entry: Entry, header: dict[str, Any]) -> bool:
 
 
 def _report_untaken(app: Any, offered: Offered, keys: LockKeys, what: str) -> None:
-    """Report that no worker takes a task. The app may not know it, and then nobody has published
-    it: it may wait behind a holder. So this says for how long it has waited, and not for what.
+    """Report that no worker has taken a task. If it is not published again, the app does not know
+    it, and it may wait behind a holder: so this says since when it has waited, and not for what.
     """
     age = ""
     if offered.arrived is not None:
         with contextlib.suppress(LockUnavailable):
             now = app_locks(app).server.ask(server_time(keys.lock), once=True)
             age = f", for {max(now - offered.arrived, 0.0):.0f} s since it came"
+    if what == AGAIN:
+        age += f", {offered.since:.0f} s since it was published"
     whose = Whose(keys.lock, task_of(offered.entry), task_id_of(offered.place.entry_id))
     report(
         Outcome.UNTAKEN, whose,

@@ -87,7 +87,7 @@ class ChildLease:
         return Claim(keys, self.token, self.ttl, "", *self._attempt, **more)
 
     def _finds_slot(self) -> bool:
-        """Whether the child has a slot that `lock_limit` no longer gives. We know it from now on."""
+        """Whether the child has a slot that `lock_limit` no longer gives. Remembers it."""
         opening, claim = self.claim.opening.encode(), self.claim
         keys = self._task.reaching(claim.keys, lambda value: value.startswith(opening))
         if keys == claim.keys:

@@ -1,4 +1,4 @@
-"""`celery inspect locks` and `celery control break_lock`: what the workers themselves know.
+"""`celery inspect locks`, `inspect lock_server` and `control break_lock`: what the workers know.
 
 They answer from the memory of the worker's main process, so that people can compare the answer with
 the lock server's data. In a prefork worker that process knows its children's locks.
@@ -12,6 +12,8 @@ from typing import Any
 from celery.worker.control import control_command, inspect_command
 
 from ..app.outcomes import Outcome, Whose, report
+from ..app.settings import app_locks
+from ..app.whereabouts import whereabouts
 from ..errors import ConfigError, LockUnavailable
 from ..lock.heartbeat import heartbeat
 from ..lock.lease import Lease
@@ -19,6 +21,7 @@ from ..protocol import calls
 from ..protocol.holders import Holder
 from ..protocol.keys import LockKeys
 from ..tasks.target import TargetError, locate, word
+from ..tasks.task import locked_tasks
 from .child_lease import ChildLease
 
 
@@ -32,6 +35,17 @@ def locks(state: Any, **kwargs: Any) -> list[dict[str, Any]]:
     """
     reports = [report for _, report in _reports()]
     return sorted(reports, key=lambda report: -report["held_for"])
+
+
+@inspect_command(help="Tell where this worker's locks are.")
+def lock_server(state: Any, **kwargs: Any) -> dict[str, Any]:
+    """Where this worker's locks are, see `whereabouts`; and `tasks`, the names of its locked tasks.
+    Asks the server who it is.
+    """
+    locks, tasks = app_locks(state.app), locked_tasks(state.app)
+    if not tasks or not locks.knows_server:
+        return {"tasks": []}
+    return {**whereabouts(locks), "tasks": [task.name for task in tasks]}
 
 
 @control_command(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -215,6 +216,18 @@ def test_instrumenting_twice_counts_once(app, label):
     make_task(app).apply((label,))
     for each in (registry, other):
         assert each.get_sample_value("redislock_acquire_seconds_count", {"task": "measured"}) == 1
+
+
+def test_a_new_registry_is_filled_though_another_was_at_its_address(app, label):
+    measured = make_task(app)
+    for _ in range(20):
+        registry = CollectorRegistry()
+        prometheus.instrument(app, registry=registry)
+        measured.apply((label,))
+        count = registry.get_sample_value("redislock_acquire_seconds_count", {"task": "measured"})
+        assert count == 1
+        del registry
+        gc.collect()
 
 
 def test_each_app_counts_its_own(app, conf, label):

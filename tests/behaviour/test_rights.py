@@ -70,7 +70,7 @@ def test_the_commands_need_only_the_rights_of_those_who_look(own_redis):
             result = run(looks, *command)
             assert "sync" in result.output
             assert result.exit_code == 0, result.output
-            assert "worker takes" in result.output or command[0] == "explain"
+            assert "worker has taken" in result.output or command[0] == "explain"
         denied = run(looks, "break", "--force", "sync", "x")
         assert denied.exit_code == 1
         assert denied.output.startswith("Error: no rights: ")

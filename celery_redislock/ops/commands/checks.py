@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from ..command import print_json, with_app, with_filters, with_json
+from ..command import print_json, with_app, with_filters, with_json, with_states
 from ..table import ORDERS
 from ..terminal import Column, grid, show_lines, wrap
 
@@ -23,6 +23,7 @@ FINDINGS: Final = (
 
 @click.command(short_help="Show the locks live.")
 @with_filters
+@with_states
 @click.option("--sort", type=click.Choice(list(ORDERS)), default="held", show_default=True)
 @click.option("--reverse", is_flag=True, help="Reverse the order.")
 @click.option("--every", type=click.FloatRange(0.1), default=1.0, show_default=True)
@@ -34,6 +35,7 @@ def watch(
     task: str | None,
     node: str | None,
     older: float,
+    states: tuple[str, ...],
     sort: str,
     reverse: bool,
     every: float,
@@ -50,8 +52,9 @@ def watch(
     from ..watch import watch
 
     def choose(found: list[Found]) -> list[Found]:
-        some = [each for each in found if each.state != "broken"]
-        return chosen(some, task, node, older)
+        some = (each for each in found if each.state in states or not states)
+        every = [each for each in some if each.state != "broken" or "broken" in states]
+        return chosen(every, task, node, older)
 
     watch(app, every, times, choose, (sort, reverse), limit)
 

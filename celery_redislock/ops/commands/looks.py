@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from ...inspection.states import KEPT, RUNNING, STATES
+from ...inspection.states import KEPT, RUNNING
 from ..command import (
     Naming,
     print_json,
     problem,
+    task_names,
     those_that_answer,
     with_app,
     with_args,
@@ -20,6 +21,7 @@ from ..command import (
     with_json,
     with_kwargs,
     with_lock,
+    with_states,
 )
 from ..table import (
     ORDERS,
@@ -50,13 +52,7 @@ SHOWN: Final = 100
 
 @click.command("list", short_help="List the locks that are held, kept or waited for.")
 @with_filters
-@click.option(
-    "--state",
-    "states",
-    type=click.Choice([*STATES]),
-    multiple=True,
-    help="Only locks in this state. May be given again.",
-)
+@with_states
 @click.option("--sort", type=click.Choice(list(ORDERS)), default="held", show_default=True)
 @click.option("--reverse", is_flag=True, help="Reverse the order.")
 @click.option("--limit", type=click.IntRange(1), help="Show at most this many.")
@@ -88,21 +84,22 @@ def list_(
     """List all locks: held, kept or waited for, and foreign values that block a key; and runs that
     go on without the lock that they lost.
     """
-    from ...inspection.locks import chosen, snapshot
+    from ...inspection.locks import chosen, with_rooms
     from ...inspection.suspensions import suspensions
     from ..pick import require_task
 
     if by_task and (queues or wide):
         raise problem("--by-task counts the locks: it takes no --queues and no --wide")
     with those_that_answer(app) as server:
-        every = snapshot(app, server)
+        every, rooms = with_rooms(app, server, of_taken=int(by_task))
         require_task(app, task, chosen(every, task))
-        found = in_order(chosen(every, task, node, older), sort, reverse)
+        # What waits for a lock may be of another task than what holds it.
+        found = in_order(chosen(every, None if by_task else task, node, older), sort, reverse)
         found = [each for each in found if not states or each.state in states]
         all_ = all_ or "broken" in states
         listed = found if all_ else [each for each in found if each.state != "broken"]
         if by_task:
-            _show_tasks(listed, limit, as_json)
+            _show_tasks(listed, rooms, task, limit, as_json)
             return
         shown = (found if as_json else listed)[:limit]
         shown = _with_depths(app, shown) if queues else shown
@@ -127,17 +124,26 @@ def _with_depths(app: Any, found: list[Found]) -> list[Found]:
         return found
 
 
-def _show_tasks(found: Sequence[Found], limit: int | None, as_json: bool) -> None:
-    """Show how many locks each task has in each state, and how many tasks wait for them."""
+def _show_tasks(
+    found: Sequence[Found],
+    rooms: Mapping[str, Room],
+    task: str | None,
+    limit: int | None,
+    as_json: bool,
+) -> None:
+    """Show how many locks each task has in each state, and how many of its calls wait in rooms."""
     from ...inspection.figures import by_task
+    from ...inspection.locks import chosen, matches
 
-    tasks = dict(list(by_task(found).items())[:limit])
+    every = by_task(found, rooms).items()
+    some = [(name, each) for name, each in every if task is None or matches(name, task)]
+    tasks = dict(some[:limit])
     if as_json:
         names = ("locks", "oldest_holder", "waiting", "untaken")
         print_json([{"task": t, **{n: getattr(f, n) for n in names}} for t, f in tasks.items()])
         return
     show_lines(tasks_table(tasks))
-    click.echo(f"{count_of(len(tasks), 'task')}, {summary(found)}")
+    click.echo(f"{count_of(len(tasks), 'task')}, {summary(chosen(found, task))}")
 
 
 # -- show and explain -------------------------------------------------------------------------
@@ -156,18 +162,21 @@ def _show_tasks(found: Sequence[Found], limit: int | None, as_json: bool) -> Non
 @with_app
 def show(app: Any, naming: Naming, limit: int, as_json: bool) -> None:
     """Show all about one lock: named by its KEY or name, by a TASK and a call's arguments, or by
-    what `list` shows of it.
+    what `list` shows of it; or by the id of a task that waits for it.
 
     An ARG is read as JSON, or else as plain text. Of a TASK that the app does not know, it lists
     all that the server has; of a lock that is free, its last run, if that is kept.
     """
     from ...inspection.rooms import waiting
-    from ..pick import meant_by, nothing_called
+    from ..pick import meant_by, nothing_called, of_waiting
 
     if naming.has_arguments and _showed_unknown(app, naming.text, as_json):
         return
     meant = naming.locate(app)
     found = meant_by(app, meant)
+    if not found and naming.is_name_of(meant):
+        meant = of_waiting(app, naming.text) or meant
+        found = meant_by(app, meant)
     if not found:
         if _showed_unknown(app, naming.target, as_json) or _showed_free(app, meant, as_json):
             return
@@ -193,14 +202,20 @@ def show(app: Any, naming: Naming, limit: int, as_json: bool) -> None:
 
 
 def _about_untaken(room: Room, is_held: bool) -> str:
-    """What is so of the tasks that no worker takes."""
-    text = f"no worker takes {room.untaken} of them"
-    if passed_over := sum(each.passed_over for each in room.waiting):
-        text += f"; no worker that looks after the room can publish {passed_over}: do they know it?"
-    if room.untaken > passed_over:
+    """What is so of the tasks that no worker has taken."""
+    passed_over, facts = sum(each.passed_over for each in room.waiting), []
+    if passed_over:
+        facts.append(
+            f"no worker that looks after the room can publish {passed_over} of them: do they know"
+            " the task?"
+        )
+    if (published := room.untaken - passed_over) > 0:
         when = "once the lock is free" if is_held else "again and again"
-        text += f"; what was published is published again, {when}"
-    return text
+        facts.append(
+            f"no worker has taken {published} of them for a minute or more; what was published is"
+            f" published again, {when}; `doctor` asks the broker about the queue"
+        )
+    return "; ".join(facts)
 
 
 def _showed_free(app: Any, meant: Target, as_json: bool) -> bool:
@@ -248,7 +263,7 @@ def _show_waiting(what: str, shown: Sequence[Waiting], total: int) -> None:
 
 
 @click.command(short_help="Show which lock a call gets, and who holds it.")
-@click.argument("task")
+@click.argument("task", shell_complete=task_names)
 @click.argument("words", metavar="[ARG]...", nargs=-1)
 @with_args
 @with_kwargs

@@ -118,4 +118,3 @@ def _named(app: Any, naming: Naming) -> dict[str, Any]:
         return {"task": target, "args": arguments, "kwargs": naming.kwargs}
     is_task = target in app.tasks or naming.text.startswith("task ")
     return {"task" if is_task else "lock": target}
-

@@ -6,6 +6,9 @@ from collections.abc import Iterator
 
 from ...app.brokers import broker_of
 from ...app.neighbours import BESIDE_OTHERS, IN_CACHE, REMEDY, caches_beside, strangers
+from ...inspection.about import server_time
+from ...inspection.queues import in_queues
+from ...protocol.holders import one_line
 from ...protocol.keys import broker_of_sweep, sweep_pattern
 from ...servers.looking import sample, scan
 from ..table import count_of
@@ -74,17 +77,41 @@ def check_caches(checkup: Checkup) -> Iterator[Finding]:
 
 
 def check_untaken(checkup: Checkup) -> Iterator[Finding]:
-    """Whether tasks wait that no worker takes."""
+    """Whether tasks wait that no worker has taken when it was their turn, and what the broker says
+    of their queues.
+    """
     rooms = {each.name: each for each in checkup.survey if each.untaken}
     if not rooms:
-        yield Finding(OK, "no task waits that no worker takes")
+        yield Finding(OK, "no task waits that no worker has taken in its turn")
         return
     count = sum(each.untaken for each in rooms.values())
     where = f"{count_of(count, 'task')} of {count_of(len(rooms))}"
     first = next(iter(rooms.values()))
+    what = f"no worker has taken {'it' if count == 1 else 'them'} for a minute or more"
     yield Finding(
         WARNING,
-        f"{where}, such as {first.key!r}: no worker takes {'it' if count == 1 else 'them'}",
+        "; ".join([f"{where}, such as {first.key!r}: {what}", *_of_queues(checkup)]),
         "does a worker with a free slot read their queue, and know the task? `celery redislock show"
         " KEY` names them; `drop-waiting KEY` ends them; after redislock_offer_for they end",
     )  # fmt: skip
+
+
+def _of_queues(checkup: Checkup) -> Iterator[str]:
+    """What the broker says of the queues of tasks that were published from waiting rooms."""
+    try:
+        untaken = [each for each in checkup.survey if each.untaken]
+        found = in_queues(checkup.app, untaken, server_time(checkup.app))
+    except Exception as exc:  # whatever the broker's driver raises
+        yield f"the broker does not tell of their queues: {type(exc).__name__}"
+        return
+    for name, each in {each.queue: each for each in found}.items():
+        queue = one_line(name)
+        if not each.is_read:
+            has = count_of(each.messages, "message")
+            yield f"no worker that answers reads the queue {queue}, which has {has}"
+        elif each.messages:
+            yield f"the queue {queue} has {count_of(each.messages, 'message')}: workers are behind"
+        else:
+            yield (
+                f"the queue {queue} is empty: a busy worker has their messages, or these are lost"
+            )

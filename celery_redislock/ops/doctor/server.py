@@ -17,6 +17,12 @@ from .finding import ERROR, OK, UNKNOWN, UNTOLD, WARNING, Finding, some
 
 #: The oldest server that has all that the scripts use.
 OLDEST: Final = (6, 2)
+#: What a server does that could not save, and what helps.
+REFUSES: Final = "the server refuses every lock (MISCONF)"
+MEND_DISK: Final = (
+    "see the server's log: is its disk full, or its dir not writable? BGSAVE or BGREWRITEAOF shows"
+    " whether it works again"
+)
 #: Seconds by which two clocks may differ.
 CLOCKS: Final = 1.0
 
@@ -102,13 +108,15 @@ def check_memory(checkup: Checkup) -> Iterator[Finding]:
 
 
 def check_persistence(checkup: Checkup) -> Iterator[Finding]:
-    """Whether tasks that wait in Redis survive a restart."""
-    server = checkup.server
+    """Whether the server can save what it has, and tasks that wait in Redis survive a restart."""
+    save = server_config(checkup.server, "save")
+    failures = [*_failed_saves(checkup, save)]
+    yield from failures
     aof = checkup.info.get("aof_enabled") == "1"
-    save = server_config(server, "save")
     parking = [task.name for task in checkup.tasks if _parks(task.lock_options)]
     if aof or save:
-        yield Finding(OK, "appendonly" if aof else f"snapshots, save {save}")
+        if not failures:
+            yield Finding(OK, "appendonly" if aof else f"snapshots, save {save}")
     elif save is None:
         yield Finding(
             UNKNOWN, "no appendonly file; snapshots are unknown",
@@ -121,6 +129,29 @@ def check_persistence(checkup: Checkup) -> Iterator[Finding]:
         )  # fmt: skip
     else:
         yield Finding(OK, "none; locks need none")
+
+
+def _failed_saves(checkup: Checkup, save: str | None) -> Iterator[Finding]:
+    """What failed when the server last wrote to its disk. After most of that it refuses writes."""
+    info = checkup.info
+    if info.get("aof_enabled") == "1" and info.get("aof_last_write_status") == "err":
+        yield Finding(
+            ERROR, f"the last write to the append-only file failed: {REFUSES}", MEND_DISK
+        )  # fmt: skip
+    if info.get("rdb_last_bgsave_status") == "err":
+        stops = server_config(checkup.server, "stop-writes-on-bgsave-error")
+        if stops == "no" or save == "":
+            yield Finding(
+                WARNING, "the last snapshot failed: a restart loses what came since",
+                MEND_DISK,
+            )  # fmt: skip
+        else:
+            unless = ", unless stop-writes-on-bgsave-error is no" if stops is None else ""
+            yield Finding(ERROR, f"the last snapshot failed: {REFUSES}{unless}", MEND_DISK)
+    if info.get("aof_last_bgrewrite_status") == "err":
+        yield Finding(
+            WARNING, "the last rewrite of the append-only file failed: it grows", MEND_DISK
+        )  # fmt: skip
 
 
 def _parks(options: LockOptions) -> bool:
@@ -152,6 +183,15 @@ def check_replication(checkup: Checkup) -> Iterator[Finding]:
             f"{count_of(replicas, 'replica')}: redislock_min_replicas asks"
             f" {checkup.locks.min_replicas}",
             "add replicas, or lower redislock_min_replicas: no lock can be taken",
+        )  # fmt: skip
+    elif (told := info.get("min_slaves_good_slaves")) is not None and int(told) < (
+        needed := int(server_config(checkup.server, "min-replicas-to-write") or 0)
+    ):
+        yield Finding(
+            ERROR,
+            f"{count_of(int(told), 'replica')} in step, and min-replicas-to-write is {needed}: the"
+            " server refuses every lock (NOREPLICAS)",
+            "bring the replicas back, or lower min-replicas-to-write",
         )  # fmt: skip
     elif replicas or sentinel:
         yield _replicated(checkup, replicas, sentinel)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, Final, NamedTuple
 
+from ...app.whereabouts import are_together, whereabouts
 from ...errors import LockUnavailable
 from ...inspection.locks import Found, snapshot
 from ...inspection.states import GOING_ON, RUNNING
@@ -20,6 +21,12 @@ from .finding import ERROR, OK, UNKNOWN, WARNING, Finding, some
 ANSWERS: Final = 2.0
 #: Seconds between two comparisons: a run may begin or end between the two looks of one.
 APART: Final = 1.0
+
+#: What is so if two have their locks in different places.
+AT_ONCE: Final = (
+    "the same task runs at once in both places: set one redislock_url and one redislock_prefix for"
+    " all workers and senders, and run doctor with these settings"
+)
 
 #: The lock's name and the task's id. The key of a slot is known to the server only.
 Run = tuple[str, str]
@@ -85,26 +92,91 @@ def _lost(found: list[Found]) -> Iterator[Finding]:
 
 
 def check_workers(checkup: Checkup) -> Iterator[Finding]:
-    """Whether each worker holds what the server has, and only that."""
-    compared = _compare(checkup)
+    """Whether each worker has its locks where we look, and holds what the server has, and only
+    that.
+    """
+    apart, heard = _apart(checkup)
+    yield from _told_apart(apart, checkup)
+    compared = _compare(checkup, apart)
     if compared.differs:
         time.sleep(APART)
-        again = _compare(checkup)
+        again = _compare(checkup, apart)
         compared = again._replace(
             only_worker={k: v for k, v in again.only_worker.items() if k in compared.only_worker},
             only_server={k: v for k, v in again.only_server.items() if k in compared.only_server},
         )
     yield from _lost([*compared.without, *compared.held])
-    if not compared.answered:
+    if quiet := sorted(compared.answered - heard):
+        yield Finding(
+            UNKNOWN, f"{some([*map(one_line, quiet)])} did not tell where the locks are",
+            "run doctor again; a worker of an older release cannot tell: compare redislock_url",
+        )  # fmt: skip
+    if compared.answered:
+        yield from _findings(compared, all_here=not (apart or quiet))
+    elif not apart:
         yield Finding(
             UNKNOWN, "no worker answered",
             "start workers; from here, check that broker_url reaches their broker",
         )  # fmt: skip
-        return
-    yield from _findings(compared)
 
 
-def _findings(compared: Compared) -> Iterator[Finding]:
+class Apart(NamedTuple):
+    """A worker that has the locks of our tasks in another place, or may have.
+
+    Attributes:
+        is_sure: it has them in another place.
+        where: that place, for people.
+        tasks: the names of the tasks.
+    """
+
+    is_sure: bool
+    where: str
+    tasks: tuple[str, ...]
+
+
+def _apart(checkup: Checkup) -> tuple[dict[str, Apart], frozenset[str]]:
+    """Such workers, by their names; and the names of all that told where they have their locks."""
+    apart, heard = _look_for_apart(checkup)
+    if not apart:
+        return apart, heard
+    time.sleep(APART)  # a failover may have come between two looks
+    again, more = _look_for_apart(checkup)
+    return {node: each for node, each in again.items() if node in apart}, heard | more
+
+
+def _look_for_apart(checkup: Checkup) -> tuple[dict[str, Apart], frozenset[str]]:
+    ours, known = whereabouts(checkup.locks), {task.name for task in checkup.tasks}
+    told = _told(checkup.app, "lock_server", dict)
+    told = {node: each for node, each in told.items() if isinstance(each.get("tasks"), list)}
+    apart = {}
+    for node, theirs in told.items():
+        # A worker of another project is apart, and is to be. An app without tasks is any project.
+        listed = {*map(str, theirs["tasks"])}
+        tasks = tuple(sorted(listed & known if known else listed))
+        together = are_together(ours, theirs)
+        if tasks and not together:
+            apart[node] = Apart(together is False, one_line(str(theirs.get("server"))), tasks)
+    return apart, frozenset(told)
+
+
+def _told_apart(apart: dict[str, Apart], checkup: Checkup) -> Iterator[Finding]:
+    here = checkup.locks.describe_server()
+    nodes: dict[Apart, list[str]] = {}
+    for node, each in sorted(apart.items()):
+        nodes.setdefault(each, []).append(one_line(node))
+    for each, names in nodes.items():
+        has = "has" if len(names) == 1 else "have"
+        where = f"the locks of {some(each.tasks)} on {each.where}"
+        if each.is_sure:
+            yield Finding(ERROR, f"{some(names)} {has} {where}, and not on {here}", AT_ONCE)
+        else:
+            yield Finding(
+                WARNING, f"{some(names)} {has} {where}, which may be another server than {here}",
+                f"compare redislock_url; or allow +info, which tells. If it is another, {AT_ONCE}",
+            )  # fmt: skip
+
+
+def _findings(compared: Compared, all_here: bool) -> Iterator[Finding]:
     for (name, task_id), node in compared.only_worker.items():
         yield Finding(
             ERROR, f"{node} holds {one_line(name)} for {one_line(task_id)}, and the server says no",
@@ -123,20 +195,22 @@ def _findings(compared: Compared) -> Iterator[Finding]:
             UNKNOWN, f"locks are held on nodes that did not answer: {some(silent)}",
             "senders and RedisLocks do not answer; workers should",
         )  # fmt: skip
-    if not compared.differs and not compared.without:
+    if all_here and not compared.differs and not compared.without:
         workers = len(compared.answered)
         held = count_of(compared.agreed, "held lock")
         yield Finding(OK, f"{count_of(workers, 'worker')} and the server agree on {held}")
 
 
-def _compare(checkup: Checkup) -> Compared:
+def _compare(checkup: Checkup, apart: Collection[str]) -> Compared:
+    """What the workers and the server say, but for the workers that are elsewhere."""
     prefix = checkup.locks.prefix
-    told = _told(checkup.app)
+    told = _told(checkup.app, "locks", list)
+    told = {node: reports for node, reports in told.items() if node not in apart}
     claimed = {
         (name_of(prefix, str(report.get("key"))) or "", str(report.get("task_id"))): (node, report)
         for node, reports in told.items()
         for report in reports
-        if report.get("task_id")
+        if isinstance(report, dict) and report.get("task_id")
     }
     found = snapshot(checkup.app, checkup.server)
     without = [each for each in found if each.state == "without its lock"]
@@ -157,16 +231,13 @@ def _compare(checkup: Checkup) -> Compared:
         only_server={
             run: each for run, each in held.items() if nodes[run] in told and run not in claimed
         },
-        silent=frozenset(node for node in nodes.values() if node not in told),
+        silent=frozenset(nodes.values()) - {*told, *apart},
     )
 
 
-def _told(app: Any) -> dict[str, list[dict[str, Any]]]:
-    """What the workers say that they hold, by their names."""
-    replies = app.control.broadcast("locks", reply=True, timeout=ANSWERS) or ()
+def _told(app: Any, command: str, kind: type[Any]) -> dict[str, Any]:
+    """What the workers reply to this command, by their names: what is of this kind."""
+    replies = app.control.broadcast(command, reply=True, timeout=ANSWERS) or ()
     return {
-        node: [each for each in reports if isinstance(each, dict)]
-        for reply in replies
-        for node, reports in reply.items()
-        if isinstance(reports, list)
+        node: told for reply in replies for node, told in reply.items() if isinstance(told, kind)
     }

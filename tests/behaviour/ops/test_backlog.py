@@ -20,7 +20,10 @@ from tests.support.looking import (
     lock_of,
     make_app,
     park,
+    store,
     take,
+    told,
+    untaken,
 )
 from tests.support.servers import free_port
 from tests.support.waiting import eventually
@@ -121,6 +124,34 @@ def test_list_and_the_figures_agree_on_whose_a_lock_is(app, client, label):
     assert rooms == {"report": 1, "account": 1, "unknown": 2, "sync": 1}
     waiting = {task: each.room_tasks for task, each in found.items() if each.room_tasks}
     assert waiting == {"report": 1, "account": 1, "unknown": 2}, "no pool slots"
+
+
+def test_list_by_task_and_the_figures_count_alike_what_waits(app, client):
+    """For the task that waits, not for the one that holds the lock; and only what is in a room."""
+    shared = take(app, "account", "shared")
+    park(app, "account", "shared", "one")
+    entry = client.hget(shared["entries"], "one:0.0")
+    client.hset(shared["entries"], "one:0.0", entry.replace('"account"', '"report"'))
+    park(app, "account", "shared", "two")
+    untaken(app, shared, "two")
+    outside = take(app, "sync", "outside")
+    store(app, outside, task=None)  # a RedisLock has it
+    park(app, "sync", "outside", "three")
+    seconds, _ = client.time()
+    client.zadd(outside["waiters"], {"slot": (seconds + 60) * 1000})
+
+    found = figures(app)
+    assert {task: each.room_tasks for task, each in found.items() if each.room_tasks} == {
+        "report": 2,
+        "sync": 1,
+    }
+    listed = {each["task"]: each for each in told(app, "list", "--by-task")}
+    assert listed.keys() >= {"account", "report", "sync", "RedisLock"}
+    for task, each in listed.items():
+        counts = (found[task].room_tasks, found[task].untaken_tasks)
+        assert (each["waiting"], each["untaken"]) == counts, task
+    (only,) = told(app, "list", "--by-task", "--task", "rep*")
+    assert only == listed["report"]
 
 
 def test_a_room_that_cannot_be_read_counts_all_the_same(app, client, label):

@@ -81,7 +81,7 @@ def test_list_shows_each_lock_for_what_it_is(app, client, label):
         assert table[0].split()[:3] == ["TASK", "KEY", "STATE"]
         assert len(table) == len(found) + 2
         assert table[-1] == (
-            f"{len(found) - 1} locks, 2 waiting that no worker takes, 1 broken lately"
+            f"{len(found) - 1} locks, 2 waiting that no worker has taken, 1 broken lately"
         )
         words = " ".join(" ".join(table).split())
         for each in (
@@ -100,7 +100,11 @@ def test_list_shows_each_lock_for_what_it_is(app, client, label):
     table = run(app, "list").output.splitlines()
     assert len(table) == len(found) + 1, "what was broken is no lock"
     assert table[-1].endswith("1 broken lately (--all shows them)")
-    assert "2 waiting that no worker takes" in run(app, "watch", "--times", "1").output
+    assert "2 waiting that no worker has taken" in run(app, "watch", "--times", "1").output
+    for state, count in (("kept", 3), ("broken", 1), ("queued", 1)):
+        shown = run(app, "watch", "--times", "1", "--state", state).output
+        assert len(re.findall(rf"\b{state}\b", shown)) >= count
+        assert "id-of-held" not in shown
 
 
 def test_list_counts_the_locks_of_each_task_by_state_and_what_waits_for_them(app):
@@ -122,7 +126,7 @@ def test_list_counts_the_locks_of_each_task_by_state_and_what_waits_for_them(app
     assert head.split() == ["TASK", "LOCKS", "OLDEST", "WAIT", "UNTAKEN"]
     words = rows[0].split()
     assert (words[:5], words[-2:]) == (["report", "1", "held,", "1", "free"], ["3", "2"])
-    assert summary.startswith(f"{len(rows)} tasks, 12 locks, 2 waiting that no worker takes")
+    assert summary.startswith(f"{len(rows)} tasks, 12 locks, 2 waiting that no worker has taken")
     first = listed(app, "--by-task", "--state", "held", "--state", "kept", "--limit", "1")
     assert [(each["task"], each["locks"]) for each in first] == [("several", {"held": 2})]
     every = {each["task"]: each["locks"] for each in listed(app, "--by-task", "--all")}
@@ -236,6 +240,35 @@ def test_show_shows_every_slot_of_a_lock_or_the_one_that_was_named(app):
     assert [each["task_id"] for each in one] == ["another"]
 
 
+def test_show_reads_no_thousand_slots_of_a_lock_that_has_one_or_two(own_redis, label):
+    app = make_app(own_redis.url, label)
+    take(app, "sync", "x")
+    take(app, "several", "x", history=True)
+    take(app, "several", "x", task_id="another")
+    with own_redis.client() as client:
+        for task, most in (("sync", 5), ("several", 40)):
+            client.config_resetstat()
+            assert told(app, "show", task, "x")["locks"]
+            assert client.info("commandstats")["cmdstat_get"]["calls"] <= most, task
+
+
+def test_show_finds_all_slots_for_a_user_that_may_not_ask_which_are_there(own_redis, label):
+    app = make_app(own_redis.url, label)
+    take(app, "several", "x")
+    take(app, "several", "x", task_id="another")
+    with own_redis.client() as client:
+        rights = ["on", ">pw", f"~{label}:*", "+@all", "-exists"]
+        client.execute_command("ACL", "SETUSER", "looks", *rights)
+    looks = make_app(own_redis.url.replace("://", "://looks:pw@"), label)
+    assert len(told(looks, "show", "several", "x")["locks"]) == 2
+
+
+def test_show_finds_the_last_of_a_thousand_slots(app, client):
+    client.rename(take(app, "sync", "x").key, lock_of(app, "sync", "x")["lock1000"])
+    (found,) = told(app, "show", "sync", "x")["locks"]
+    assert found["task_id"] == "id-of-x"
+
+
 def test_a_debounced_call_is_shown_and_explained_as_one_that_waits_though_the_lock_is_free(
     app, client
 ):
@@ -278,7 +311,8 @@ def test_show_tells_which_tasks_no_worker_takes(app, client):
     assert second["published_for"] is None
     assert (shown["room_total"], shown["untaken"]) == (2, 1)
     text = run(app, "show", made.key).output
-    assert "no worker takes 1 of them; what was published is published again, once the" in text
+    assert "no worker has taken 1 of them for a minute or more; what was published is publ" in text
+    assert "is published again, once the lock is free" in text
     client.hset(made["entries"], "#next:0.0", "1|||next:0.0")  # who looked could not publish it
     first, _ = told(app, "show", "report", "x")["room"]
     assert (first["published_for"], first["passed_over"]) == (None, True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 
 import pytest
+import redis
 
 from celery_redislock import AsyncRedisLock, Defer, LockUnavailable, RedisLock, SingletonTask
 from tests.support.clusters import ClusterSet, url_of_quorum
@@ -16,12 +18,15 @@ from tests.support.looking import (
     keep,
     lock_named,
     make_app,
+    park,
     run,
     runs_without,
     take,
+    untaken,
 )
 from tests.support.rights import as_user, grant
-from tests.support.servers import RedisServer, SentinelSet, free_port
+from tests.support.servers import RedisServer, SentinelSet, free_port, redis_server_binary
+from tests.support.waiting import eventually
 
 CHECKS = {
     *("tasks", "server", "version", "memory", "persistence", "replication", "rights"),
@@ -122,6 +127,55 @@ def test_a_server_that_evicts_or_is_full_or_restarts_empty_is_told(own_redis, do
         assert "of maxmemory is used" in doctor(own_redis.url)["memory"][0][1]
         client.config_set("maxmemory", "1")
         assert doctor(own_redis.url)["rights"][0][0] == "ok", "a full server denies no right"
+
+
+def test_a_server_that_cannot_save_refuses_every_lock_and_is_told(tmp_path, doctor, label):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    with RedisServer("--save", "3600 100000", "--dir", str(gone)) as server:
+        assert [level for level, _ in doctor(server.url)["persistence"]] == ["ok"]
+        gone.rmdir()
+        with server.client() as client:
+            client.bgsave()
+            eventually(lambda: client.info()["rdb_last_bgsave_status"] == "err", "it failed")
+            with pytest.raises(LockUnavailable, match="MISCONF"):
+                RedisLock(server.url, label).acquire(timeout=0)
+
+            ((level, what),) = doctor(server.url, status=1)["persistence"]
+            assert (level, what) == (
+                *("error", "the last snapshot failed: the server refuses every lock (MISCONF)"),
+            )
+            client.config_set("stop-writes-on-bgsave-error", "no")
+            ((level, what),) = doctor(server.url)["persistence"]
+            assert (level, what.partition(":")[0]) == ("warning", "the last snapshot failed")
+            assert RedisLock(server.url, label).acquire(timeout=0), "it takes locks"
+
+            client.config_set("stop-writes-on-bgsave-error", "yes")
+            grant(client, "watchers")
+            looks = as_user(server.url, "watchers")
+            found = doctor(looks, status=1, redislock_prefix="redislock")["persistence"]
+            assert found[0][1].endswith("unless stop-writes-on-bgsave-error is no")
+
+
+def test_an_append_only_file_that_cannot_be_written_is_told(tmp_path, doctor, label, monkeypatch):
+    """As on a full disk: no file of this server's may grow above some blocks."""
+    limited = tmp_path / "redis-server"
+    limited.write_text(
+        f"#!/bin/sh\ntrap '' XFSZ\nulimit -f 128\nexec {redis_server_binary()} \"$@\"\n"
+    )
+    limited.chmod(0o755)
+    monkeypatch.setenv("REDIS_SERVER", str(limited))
+    files = ("--appendonly", "yes", "--appendfsync", "everysec")
+    with RedisServer(*files) as server, server.client() as client:
+        assert doctor(server.url)["persistence"] == [("ok", "appendonly")]
+        with contextlib.suppress(redis.ResponseError):  # MISCONF, once it is noticed
+            for number in range(100):
+                client.set(f"filler-{number}", "x" * 10_000)
+        eventually(lambda: client.info()["aof_last_write_status"] == "err", "it is full")
+        with pytest.raises(LockUnavailable, match="MISCONF"):
+            RedisLock(server.url, label).acquire(timeout=0)
+        (level, what), *_ = doctor(server.url, status=1)["persistence"]
+        assert (level, "append-only file failed" in what) == ("error", True)
 
 
 def test_a_replica_is_an_error_and_a_master_with_replicas_a_warning(
@@ -326,6 +380,31 @@ def test_tasks_that_no_worker_takes_are_told_with_what_to_do(client, redis_serve
     assert what.startswith("3 tasks of 2 locks, such as ")
 
 
+def test_of_tasks_that_no_worker_has_taken_the_broker_tells_why(redis_server, label, doctor):
+    """A long queue is no fault of the workers, and a queue that nobody reads is no long queue."""
+    brokers = {"broker_url": f"{redis_server.url}/5"}
+    app = make_app(redis_server.url, label, **brokers)
+    queue = f"queue-{label}"
+    untaken(app, park(app, "report", "x", "next", queue=queue), "next")
+
+    def told():
+        ((level, what),) = doctor(redis_server.url, **brokers)["not taken"]
+        assert level == "warning"
+        assert "no worker takes" not in what
+        return what
+
+    assert told().endswith(
+        f"the queue {queue} is empty: a busy worker has their messages, or these are lost"
+    )
+    app.tasks["plain"].apply_async(queue=queue)
+    assert told().endswith(f"no worker that answers reads the queue {queue}, which has 1 message")
+    with app.connection_for_write() as connection:
+        connection.default_channel.queue_purge(queue)
+    away = {"broker_url": f"redis://127.0.0.1:{free_port()}"}
+    ((_, what),) = doctor(redis_server.url, **away)["not taken"]
+    assert "the broker does not tell of their queues" in what
+
+
 def test_a_task_whose_last_runs_all_lost_their_lock_is_told(redis_server, label, doctor):
     app = make_app(redis_server.url, label)
 
@@ -521,6 +600,11 @@ def test_replicas_are_compared_with_what_is_asked_of_them(doctor, sentinels):
     assert (level, "min-replicas-to-write" in what) == ("warning", False)
     ((level, what),) = doctor(sentinels.master.url, 1, redislock_min_replicas=2)["replication"]
     assert (level, what) == ("error", "1 replica: redislock_min_replicas asks 2")
+    with sentinels.client() as client:
+        client.config_set("min-replicas-to-write", 2)
+        ((level, what),) = doctor(sentinels.master.url, 1)["replication"]
+        client.config_set("min-replicas-to-write", 0)
+    assert (level, what.startswith("1 replica in step, and min-replicas-")) == ("error", True)
 
 
 def test_a_user_that_may_only_look_gets_no_error(own_redis, doctor):

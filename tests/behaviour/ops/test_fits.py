@@ -11,6 +11,8 @@ import time
 import uuid
 
 import pytest
+from celery.bin.celery import celery
+from click.shell_completion import ShellComplete
 from wcwidth import wcswidth
 
 from celery_redislock import SingletonTask
@@ -214,6 +216,118 @@ def test_a_lock_can_be_named_by_what_list_shows_of_it(app, client):
     assert "is not clear: " in both.output
     assert client.exists(made.key)
     assert "broke" in run(app, "break", "--force", "51d92c56").output
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_what_a_run_says_is_cut_at_its_end(app, width):
+    says = "page 3 of 40 of the import, and then all pages once more in their order of arrival"
+    take(app, "import", "k" * 100, description=says)
+    head, row, *_ = run(app, "list", columns=width).output.splitlines()
+    shown = row[head.index("SAYS") :]
+    assert shown.endswith("~")
+    assert len(shown) > 8
+    assert says.startswith(shown.removesuffix("~"))
+
+
+def test_short_names_of_tasks_have_one_style(app):
+    def body(label):
+        """Nothing."""
+
+    for name in ("shop.sync", "billing.sync"):
+        app.task(name=name, base=SingletonTask, lock_key=["label"], shared=False)(body)
+    tasks = ("sync", "shop.sync", "billing.sync", LONG)
+    for task in tasks:
+        take(app, task, "x", node=NODE)
+        park(app, "report", "room", task)
+
+    def shown(columns):
+        _, *rows, _ = run(app, "list", "--sort", "key", columns=columns).output.splitlines()
+        return {row.split()[0] for row in rows if row[:1].isalpha()}
+
+    assert shown(1000) == {*tasks, "report"}
+    narrow = shown(120)
+    assert narrow >= {"sync", "s.sync", "b.sync", "report"}
+    assert not narrow & {"shop.sync", "billing.sync"}, "all are shortened, if one is"
+
+
+def test_each_id_that_is_shown_can_be_used(app):
+    ids = ["a1", "import-of-2026-11-27-of-shop-1", "import-of-2026-11-27-of-shop-12"]
+    for number, task_id in enumerate(ids):
+        take(app, "import", f"{number}", task_id=task_id, node=NODE)
+    made = park(app, "report", "room", "b2")
+    park(app, "report", "room", "f" * 36)
+
+    head, *rows = run(app, "list", "--sort", "key", columns=60).output.splitlines()
+    column = slice(head.index(" ID ") + 1, head.index(" NODE"))
+    shown = "".join(row[column].strip() for row in rows)
+    assert [each in shown for each in ids] == [True] * 3, "none is cut"
+    for number, task_id in enumerate(ids):
+        (found,) = told(app, "show", task_id)["locks"]
+        assert (found["task_id"], found["name"]) == (task_id, f"import:{number}")
+    shown = run(app, "show", "report", "room", columns=60).output
+    for task_id in ("b2", "ffffffff"):
+        assert task_id in shown
+        (found,) = told(app, "show", task_id)["locks"]
+        assert found["key"] == made.key
+        assert run(app, "break", "--force", task_id).exit_code == 1, "it does not hold it"
+        assert run(app, "drop-waiting", "--force", task_id).exit_code == 1, "it is not all of them"
+    assert run(app, "show", "fffffff").exit_code == 1, "too short"
+
+
+def test_trouble_is_coloured_where_there_are_colours(app, client, label):
+    take(app, "sync", "sound")
+    client.set(lock_named(label, "foreign").key, "not ours")
+
+    def red(*arguments, **env):
+        env = {"TERM": "xterm", "NO_COLOR": None, **env}
+        shown = run(app, *arguments, no_color=False, color=True, env=env).output
+        return [line for line in shown.splitlines() if "\x1b[31m" in line]
+
+    for command in (["list"], ["list", "--by-task"]):
+        (line,) = red(*command)
+        assert "foreign" in line
+        assert red(*command, TERM="dumb") == []
+        assert red(*command, NO_COLOR="1") == []
+    assert "\x1b" not in run(app, "list", no_color=False, color=True, env={"TERM": "dumb"}).output
+
+
+def test_words_that_name_a_lock_and_no_task_are_to_be_quoted(app):
+    take(app, "sync", "x", lock_label="order 4711")
+    take(app, "report", "x", lock_label="2026 november", history=True)
+    for command in ("show", "break", "drop-waiting", "history"):
+        result = run(app, command, "order", "4711")
+        assert result.exit_code == 1
+        assert "write it in quotes, 'order 4711'" in result.output, command
+    assert "no such task: order" in run(app, "show", "order", "5").output
+    take(app, "account", "5")
+    assert told(app, "show", "account", "5")["locks"]
+
+
+def test_explain_leaves_out_what_there_is_none_of(app):
+    assert "None" not in run(app, "explain", "sync", "x").output
+
+
+def test_wide_names_the_task_of_a_lock_that_is_kept_for_a_waiter(app, client):
+    client.set(lock_of(app, "sync", "woken").key, '{"token":"","reserved":true}', ex=60)
+    for more in ([], ["--wide"]):
+        _, row, _ = run(app, "list", *more).output.splitlines()
+        assert row.split()[0] == "sync", more
+
+
+def test_the_names_of_tasks_are_completed():
+    complete = ShellComplete(celery, {}, "celery", "_CELERY_COMPLETE")
+
+    def completed(*words, app="tests.support.tasks"):
+        *before, last = words
+        found = complete.get_completions(["-A", app, "redislock", *before], last)
+        return {each.value for each in found}
+
+    assert {"skip", "skip_result"} <= completed("show", "sk")
+    assert all(each.startswith("sk") for each in completed("show", "sk"))
+    for words in (["explain", "skip_r"], ["history", "skip_r"], ["list", "--task", "skip_r"]):
+        assert completed(*words) == {"skip_result"}, words
+    assert completed("break", "no such") == set()
+    assert completed("show", "sk", app="no.such.app") == set()
 
 
 def test_in_a_pipe_tables_have_a_fixed_width_and_stderr_says_where_they_are_from(

@@ -115,7 +115,9 @@ def test_a_lock_is_named_by_what_the_table_shows_of_it(app: Celery) -> None:
     digest = name.rpartition(":")[2]
     assert table(app, digest[:8])[0] == [name]
     assert table(app, digest)[0] == [name]
-    assert table(app, "id-of-a")[0] != [name], "too short"
+    assert table(app, "id-of-a")[0] == [name], "all of the id"
+    assert table(app, "id-of-")[0] != [name], "too short for the beginning of one"
+    assert table(app, digest[:7])[0] != [name]
     assert table(app, "id-of-dead")[2][2] == "lapsed"
     begin(app, "sync", "x", lock_label="order 4711")
     begin(app, "report", "y", lock_label="order 4711")

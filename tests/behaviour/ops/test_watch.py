@@ -30,7 +30,7 @@ LEAVE = ("\x1b[?1049l", "\x1b[?25h")
 class Terminal:
     """A command on a terminal of its own, and what is on it."""
 
-    def __init__(self, environment, *arguments):
+    def __init__(self, environment, *arguments, term="xterm"):
         self._ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
         self.before = termios.tcgetattr(theirs)
@@ -38,7 +38,7 @@ class Terminal:
         self.process = subprocess.Popen(
             [*command, *arguments],
             cwd=ROOT,
-            env={**environment, "TERM": "xterm"},
+            env={**environment, "TERM": term},
             stdin=theirs,
             stdout=theirs,
             stderr=subprocess.DEVNULL,
@@ -87,10 +87,10 @@ def open_terminal(conf, label):
     opened = []
     environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
 
-    def start(url, *arguments, **more):
+    def start(url, *arguments, term="xterm", **more):
         own = {"redislock_url": url, "redislock_prefix": label, **more}
         environment["TEST_CONF"] = json.dumps({**conf, **own})
-        opened.append(Terminal(environment, "watch", "--every", "0.2", *arguments))
+        opened.append(Terminal(environment, "watch", "--every", "0.2", *arguments, term=term))
         return opened[-1]
 
     yield start
@@ -195,6 +195,7 @@ def test_trouble_comes_first_and_the_foot_fits(redis_server, client, label, open
         terminal.press(keys)
         *_, head, first = terminal.picture[: find(terminal.picture, "TASK") + 2]
         assert ("TASK" in head, "foreign" in first) == (True, True), terminal.picture
+    assert "\x1b[0;31m" in terminal.all, "trouble is red"
     terminal.press("G")
     terminal.shows("-1201 of 1201 lines")
     assert terminal.picture[-1].endswith("q quit"), "all of it"
@@ -208,6 +209,31 @@ def test_trouble_comes_first_and_the_foot_fits(redis_server, client, label, open
 
 def find(lines, text):
     return next(number for number, line in enumerate(lines) if text in line)
+
+
+def test_keys_are_obeyed_while_a_look_is_under_way(own_redis, label, open_terminal):
+    app = make_app(own_redis.url, label)
+    take(app, "sync", "x")
+    terminal = open_terminal(own_redis.url, "--every", "600", broker_url="memory://")
+    terminal.shows("1 lock, ")
+    own_redis.stop()
+    terminal.press("\r")  # the look into this lock hangs
+    terminal.shows("sync:v1:")
+    terminal.press("\x1b")
+    terminal.shows("1-1 of 1 lines")
+    terminal.press("/keys")
+    terminal.shows("filter: keys_")
+    terminal.press("\rq")
+    assert terminal.process.wait(60) == 0
+    assert terminal.is_in_order
+
+
+def test_a_dumb_terminal_gets_plain_lines(redis_server, client, label, open_terminal):
+    client.set(lock_named(label, "foreign").key, "not ours")
+    terminal = open_terminal(redis_server.url, "--times", "2", term="dumb")
+    assert terminal.process.wait(60) == 0
+    assert terminal.read().count("1 lock, ") == 2
+    assert "\x1b" not in terminal.all
 
 
 def test_it_begins_without_a_server_and_leaves_the_terminal_in_order_when_it_is_ended(

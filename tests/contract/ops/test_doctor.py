@@ -8,8 +8,10 @@ import pytest
 
 from celery_redislock import LockUnavailable
 from celery_redislock.app.settings import app_locks
+from celery_redislock.app.whereabouts import whereabouts
 from celery_redislock.ops.doctor.checkup import Checkup
 from celery_redislock.ops.doctor.server import check_round_trip
+from celery_redislock.ops.doctor.workers import check_workers
 from celery_redislock.servers.looking import round_trips
 from celery_redislock.servers.rights import Rights
 from celery_redislock.worker.sweeper import Sweeper
@@ -76,3 +78,41 @@ def test_what_a_user_may_do_is_found_without_running_it(own_redis, label):
                 assert Rights(theirs).may_queue(asked) == may
             assert round_trips(theirs, 1)
         assert client.keys("*") == []
+
+
+@pytest.mark.parametrize(
+    ("told", "level", "said"),
+    [
+        ({"error": "KeyError('lock_server')"}, "unknown", "w@old did not tell where"),
+        (None, "unknown", "w@old did not tell where"),
+        ({"tasks": ["sync"]}, "error", "w@old has the locks of sync on "),
+        ({"tasks": ["of.another.project"]}, "ok", "1 worker and the server agree"),
+        ({"tasks": 5}, "unknown", "w@old did not tell where"),
+    ],
+)
+def test_what_a_worker_of_another_release_tells_is_understood(
+    redis_server, label, monkeypatch, told, level, said
+):
+    replies = {"locks": {"w@old": []}, "lock_server": {} if told is None else {"w@old": told}}
+    answers = {name: [each] if each else [] for name, each in replies.items()}
+    app = make_app(redis_server.url, label)
+    monkeypatch.setattr(
+        app.control, "broadcast", lambda command, **options: answers[command], raising=False
+    )
+    findings = [*check_workers(Checkup(app))]
+    assert [(each.level, each.what.startswith(said)) for each in findings] == [(level, True)]
+
+
+def test_a_worker_whose_address_is_another_and_that_tells_no_id_may_be_elsewhere(
+    redis_server, label, monkeypatch
+):
+    app = make_app(redis_server.url, label)
+    theirs = {**whereabouts(app_locks(app)), "ids": [], "databases": ["alias:6379/0"]}
+    answers = {"locks": [], "lock_server": [{"w@one": {**theirs, "tasks": ["sync", "report"]}}]}
+    monkeypatch.setattr(
+        app.control, "broadcast", lambda command, **options: answers[command], raising=False
+    )
+    (finding,) = check_workers(Checkup(app))
+    assert finding.level == "warning"
+    assert finding.what.startswith("w@one has the locks of report, sync on ")
+    assert "which may be another server than" in finding.what

@@ -1,4 +1,4 @@
-"""`celery inspect locks` and `celery control break_lock`: what workers know, and act upon."""
+"""`celery inspect locks`, `lock_server`, `celery control break_lock`: what workers know, and do."""
 
 from __future__ import annotations
 
@@ -31,6 +31,10 @@ def test_a_worker_tells_what_it_holds_and_breaks_only_that(
     one = start_worker(queues=queue, pool=pool, concurrency=2)
     two = start_worker(queues=f"{queue}2", pool=pool, concurrency=2)
     assert ask(sender, one, "locks") == []
+    place = ask(sender, one, "lock_server")
+    assert place["prefix"] == "redislock"
+    assert "skip" in place["tasks"]
+    assert place["ids"]
     sender.send_task("skip", [label, 60], queue=queue)
     (entry,) = eventually(lambda: journal.read(label, "start"), "it runs")
     (key,) = locks_of(entry.task_id)
