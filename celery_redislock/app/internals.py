@@ -108,6 +108,15 @@ def is_nobodys_app(app: Any) -> bool:
     return app is _state.default_app and app.main == "default"
 
 
+def app_named(name: str) -> Any:
+    """The app that `celery -A` means by this name. Celery finds it for its commands, and not for
+    the completion of their arguments.
+    """
+    from celery.app.utils import find_app
+
+    return find_app(name)
+
+
 def hide_setting(pattern: str) -> None:
     """Have Celery mask the settings whose names match wherever it shows them: `report`, `inspect
     conf`, and Flower, which asks for the latter. The values stay as they are.

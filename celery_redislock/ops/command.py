@@ -48,13 +48,12 @@ def _json_of(kind: type[Any]) -> Callable[[click.Context, click.Parameter, str],
 
 def task_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """The names of the app's locked tasks that begin so, for the shell's completion."""
-    from celery.app.utils import find_app
-
+    from ..app.internals import app_named
     from ..tasks.task import locked_tasks
 
     named = ctx.find_root().params.get("app")
     try:
-        app: Any = find_app(named) if isinstance(named, str) else named
+        app: Any = app_named(named) if isinstance(named, str) else named
         app.loader.import_default_modules()
         app.finalize()
         return [task.name for task in locked_tasks(app) if task.name.startswith(incomplete)]
