@@ -30,7 +30,7 @@ from tests.support.waiting import eventually
 
 CHECKS = {
     *("tasks", "server", "version", "memory", "persistence", "replication", "rights"),
-    *("round trip", "time-outs", "clock", "prefix", "not taken", "runs"),
+    *("round trip", "time-outs", "clock", "prefix", "not taken", "suspended", "runs"),
     *("max hold", "visibility", "limits", "redislock_tasks", "forgotten", "beat"),
 }
 
