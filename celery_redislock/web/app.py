@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
+import mimetypes
 from collections.abc import Callable, Sequence
-from importlib import resources
+from pathlib import Path
 from typing import Any, Final, cast
 
 from starlette.applications import Starlette
@@ -14,8 +14,9 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..errors import ConfigError, LockUnavailable
@@ -28,25 +29,13 @@ from .hub import Hub, TooManyViewers
 from .look import look_far_back
 from .stream import Stream
 
-#: The page's files, and their media types.
-FILES: Final = {
-    "page.css": "text/css",
-    "page.js": "text/javascript",
-    "format.js": "text/javascript",
-    "model.js": "text/javascript",
-    "search.js": "text/javascript",
-    "trouble.js": "text/javascript",
-    "rows.js": "text/javascript",
-    "timeline.js": "text/javascript",
-    "lock.js": "text/javascript",
-    "actions.js": "text/javascript",
-    "states.js": "text/javascript",
-    "icon.svg": "image/svg+xml",
-}
+#: Where the page's files are.
+FILES: Final = Path(__file__).parent / "static"
 #: What the page's `states.js` has of `inspection.states`.
 STATES_SHOWN: Final = ("STATES", "RUNNING", "AWAITED", "NO_LOCK")
 #: Bytes from which an answer is compressed.
 COMPRESSED: Final = 1000
+mimetypes.add_type("text/javascript", ".js")  # Windows may have another for it
 
 
 class Plain(JSONResponse):
@@ -87,7 +76,8 @@ class Web:
         small = [Middleware(GZipMiddleware, minimum_size=COMPRESSED)]
         routes = [
             Route("/", self._page, middleware=small),
-            Route("/static/{name}", _file, middleware=small),
+            Route("/static/states.js", _states),
+            Mount("/static", StaticFiles(directory=FILES), middleware=small),
             Route("/api/locks", self._locks, middleware=small),
             Route("/api/lock", self._lock, middleware=small),
             Route("/api/history", self._history, middleware=small),
@@ -107,7 +97,7 @@ class Web:
     # -- the pages and data -------------------------------------------------------------------
 
     async def _page(self, request: Request) -> Response:
-        return _read("index.html", "text/html")
+        return FileResponse(FILES / "index.html")
 
     async def _locks(self, request: Request) -> Response:
         found = sorted(await self._hub.found(), key=lambda each: -(each.held_for or 0.0))
@@ -147,23 +137,11 @@ class Web:
 # -- answers --------------------------------------------------------------------------------------
 
 
-async def _file(request: Request) -> Response:
-    name = request.path_params["name"]
-    if name not in FILES:
-        raise HTTPException(404, "no such file")
-    return _read(name, FILES[name])
-
-
-@functools.cache
-def _text(name: str) -> bytes:
-    if name == "states.js":  # the one list of states
-        known = ((each, getattr(states, each)) for each in STATES_SHOWN)
-        return "".join(f"export const {k} = {json.dumps(v)};\n" for k, v in known).encode()
-    return (resources.files(__package__) / "static" / name).read_bytes()
-
-
-def _read(name: str, media_type: str) -> Response:
-    return Response(_text(name), media_type=media_type)
+async def _states(request: Request) -> Response:
+    """The one list of states, as a module of the page's."""
+    known = ((each, getattr(states, each)) for each in STATES_SHOWN)
+    text = "".join(f"export const {k} = {json.dumps(v)};\n" for k, v in known)
+    return Response(text, media_type="text/javascript")
 
 
 async def _unavailable(request: Request, exc: Exception) -> Response:
