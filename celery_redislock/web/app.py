@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from ..errors import ConfigError, LockUnavailable
 from ..inspection import states
@@ -25,9 +25,8 @@ from ..inspection.about import about
 from ..inspection.why import why
 from .actions import Actions
 from .guard import Guard
-from .hub import Hub, TooManyViewers
+from .hub import Hub
 from .look import look_far_back
-from .stream import Stream
 
 #: Where the page's files are.
 FILES: Final = Path(__file__).parent / "static"
@@ -81,7 +80,7 @@ class Web:
             Route("/api/locks", self._locks, middleware=small),
             Route("/api/lock", self._lock, middleware=small),
             Route("/api/history", self._history, middleware=small),
-            Route("/api/stream", self._stream),
+            Route("/api/changes", self._changes, middleware=small),
             Route("/api/locks/{action}", self._act, methods=["POST"]),
         ]
         handlers: Any = {LockUnavailable: _unavailable, HTTPException: _refused}
@@ -89,10 +88,6 @@ class Web:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._asgi(scope, receive, send)
-
-    def close(self) -> None:
-        """End all streams."""
-        self._hub.close()
 
     # -- the pages and data -------------------------------------------------------------------
 
@@ -119,14 +114,9 @@ class Web:
             raise HTTPException(400, "which lock? give key=..., or name=...")
         return name
 
-    async def _stream(self, request: Request) -> ASGIApp:
-        if request.method == "HEAD":  # a response without a body has no viewer
-            return Response(media_type="text/event-stream")
-        try:
-            compressed = "gzip" in request.headers.get("accept-encoding", "")
-            return Stream(self._hub, self._hub.join(), compressed=compressed)
-        except TooManyViewers as exc:
-            raise HTTPException(503, str(exc)) from exc
+    async def _changes(self, request: Request) -> Response:
+        since = request.query_params.get("since", "")
+        return Plain(await self._hub.since(int(since) if since.isdecimal() else 0))
 
     async def _act(self, request: Request) -> Response:
         done = await self._actions.carry_out(request)

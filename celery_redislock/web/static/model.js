@@ -10,6 +10,7 @@ export class Model {
   trouble = "";
   forgetful = "";
   version = 0;
+  number = 0; // of the last answer
   looked = false; // whether the rows are what somebody has seen
   connected = false; // to the page's server
   asOf = null; // when the last look was
@@ -34,8 +35,18 @@ export class Model {
     return performance.now() / 1000 + (this.#offset ?? 0);
   }
 
-  apply(message) {
-    this.#setClock(message.now);
+  // Take in an answer: what has changed since the last one.
+  apply(answer) {
+    this.#setClock(answer.now);
+    for (const change of answer.changes) this.#change(change);
+    this.number = answer.number;
+    this.asOf = answer.as_of;
+    this.events = answer.events;
+    this.forgetful = answer.forgetful;
+    this.version += 1;
+  }
+
+  #change(message) {
     if (message.all) {
       this.rows.clear();
       this.items.clear();
@@ -59,10 +70,6 @@ export class Model {
     this.unread = message.unread ?? this.unread;
     this.#counted = message.totals ?? this.#counted;
     if (message.trouble !== undefined) this.trouble = message.trouble;
-    this.asOf = message.as_of;
-    this.events = message.events;
-    this.forgetful = message.forgetful;
-    this.version += 1;
   }
 
   #setClock(now) {

@@ -15,7 +15,8 @@ const timeline = new Timeline(model, at("lanes"), at("axis"));
 const lockPage = new LockPage(model);
 const FEW_LANES = 14, MANY_LANES = 60;
 const APART = 200; // ms between two times that everything is shown anew
-const HIDDEN_FOR = 60_000; // ms after which a page that nobody sees hears no more
+const HIDDEN_FOR = 60_000; // ms after which a page that nobody sees asks no more
+const PATIENCE = 30_000; // ms for an answer
 // What each tile counts, since when, and the word that finds it.
 const TILES = [["held", "held", "now"], ["waiting", "waiting", "now"], ["untaken", "not taken", "now"],
   ["away", "skipped or refused", "last 15 min"], ["lost", "lost", "last 15 min"]];
@@ -26,32 +27,38 @@ let lanesShown = [];
 let pending = false;
 let shownAt = 0;
 let ticks = 0;
-let source = null;
-let hiding = null;
+let hiddenAt = null;
+let wakeUp = () => {};
 
 // -- hearing --------------------------------------------------------------------------------------
 
-function listen() {
-  source = new EventSource("api/stream");
-  source.onopen = () => { model.connected = true; soon(); };
-  source.onerror = () => {
-    model.connected = false;
-    // Where the server refused, the browser does not try again by itself.
-    if (source?.readyState === EventSource.CLOSED) setTimeout(() => { source?.close(); listen(); }, 3000);
-    soon();
-  };
-  source.onmessage = (event) => {
-    model.connected = true;
-    model.apply(JSON.parse(event.data));
+// Ask again and again what has changed, while somebody sees the page.
+async function listen() {
+  for (;;) {
+    if (hiddenAt === null || performance.now() - hiddenAt < HIDDEN_FOR) await ask();
+    await new Promise((wake) => { wakeUp = wake; setTimeout(wake, model.connected ? 1000 * (model.about.every ?? 1) : 3000); });
+  }
+}
+
+async function ask() {
+  let told;
+  try {
+    const answer = await fetch(`api/changes?since=${model.number}`, { signal: AbortSignal.timeout(PATIENCE) });
+    told = answer.ok ? await answer.json() : null;
+  } catch {
+    told = null; // the connection, or what is between
+  }
+  model.connected = told !== null;
+  if (told) {
+    model.apply(told);
     setNoArguments(model.about.no_arguments);
-    soon();
-  };
+  }
+  soon();
 }
 
 document.addEventListener("visibilitychange", () => {
-  clearTimeout(hiding);
-  if (document.hidden) hiding = setTimeout(() => { source?.close(); source = null; }, HIDDEN_FOR);
-  else if (source === null) listen();
+  hiddenAt = document.hidden ? performance.now() : null;
+  if (!document.hidden) wakeUp();
 });
 
 // -- the address ----------------------------------------------------------------------------------

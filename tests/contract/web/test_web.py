@@ -1,4 +1,4 @@
-"""The page's bounds: how long a silent viewer, a silent connection and an old look are kept; and
+"""The page's bounds: how long a silent connection and an old look are kept; and
 which queues nobody reads, as RabbitMQ and the workers tell.
 """
 
@@ -12,8 +12,7 @@ import pytest
 
 from celery_redislock.inspection.locks import snapshot
 from celery_redislock.inspection.queues import in_queues
-from celery_redislock.protocol import holders
-from celery_redislock.web import hub, look, serve, stream
+from celery_redislock.web import hub, look, serve
 from celery_redislock.web.present import Present
 from tests.support.looking import end, make_app, take
 from tests.support.site import Site, messages
@@ -23,7 +22,7 @@ from tests.support.waiting import eventually
 class Commanded(Site):
     """The page as the command serves it."""
 
-    server = serve.Server
+    server = staticmethod(serve.server_of)
 
 
 @pytest.fixture
@@ -48,23 +47,6 @@ def test_a_look_that_takes_its_time_tells_no_lease_again(app, monkeypatch):
     present.update(look.look(app))
     monkeypatch.setattr(look, "snapshot", slowly)
     assert present.update(look.look(app)).to_dict() == {}
-
-
-def test_a_viewer_that_takes_nothing_gives_up_its_place(site, app, monkeypatch):
-    monkeypatch.setattr(hub, "VIEWERS", 1)
-    monkeypatch.setattr(stream, "STALLED", 0.3)
-    monkeypatch.setattr(holders, "LONGEST", 10**6)  # no label is cut
-    for number in range(40):  # more than the buffers of a connection hold
-        take(app, "sync", f"{number}", lock_label="x" * 200_000)
-    with socket.create_connection(("127.0.0.1", site.port)) as stalled:
-        stalled.sendall(b"GET /api/stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        assert stalled.recv(12) == b"HTTP/1.1 200"
-
-        def may_watch():
-            with site.http.stream("GET", "/api/stream") as answer:
-                return answer.status_code == 200
-
-        eventually(may_watch, "another may watch")
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /api/locks HTTP/1.1\r\nHost: loc"])
@@ -108,7 +90,7 @@ def test_it_listens_for_events_only_while_somebody_watches(redis_server, label, 
         new = set(threading.enumerate()) - before
         return [each for each in new if each.name == "redislock-listener"]
 
-    monkeypatch.setattr(hub, "LINGER", 0.1)
+    monkeypatch.setattr(hub, "LINGER", 2.0)  # longer than between two questions
     with Site(make_app(redis_server.url, label, broker_url=f"{redis_server.url}/4")) as site:
         for _ in range(2):
             viewers = [messages(site) for _ in range(2)]
