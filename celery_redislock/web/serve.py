@@ -25,13 +25,14 @@ class Protocol(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._asked_before = True
+        self._asked_before, self._last = True, self.cycle
         self._look_again()
 
     def _look_again(self) -> None:
         if self.transport.is_closing():
             return
-        asks = self.cycle is not None and not self.cycle.response_complete
+        is_answered = self.cycle is None or self.cycle.response_complete
+        asks, self._last = not is_answered or self.cycle is not self._last, self.cycle
         if not asks and not self._asked_before:
             self.transport.close()
             return

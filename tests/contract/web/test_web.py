@@ -4,6 +4,8 @@ which queues nobody reads, as RabbitMQ and the workers tell.
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import socket
 import threading
 import time
@@ -60,6 +62,21 @@ def test_a_connection_that_asks_for_nothing_is_closed(app, monkeypatch, sent):
             assert idle.recv(1) == b"", "it is closed"
         assert next(told), "one that is served is not"
         told.close()
+
+
+def test_a_connection_that_asks_now_and_then_is_not_closed(app, monkeypatch):
+    monkeypatch.setattr(serve, "SILENT", 2.0)
+    with (
+        Commanded(app) as site,
+        contextlib.closing(http.client.HTTPConnection("127.0.0.1", site.port, 20)) as asking,
+    ):
+        asking.connect()
+        first = asking.sock
+        for _ in range(8):
+            time.sleep(0.6)  # less than half of what is silence
+            asking.request("GET", "/static/icon.svg")
+            assert asking.getresponse().read()
+            assert asking.sock is first, "the same connection"
 
 
 def test_a_history_that_cannot_be_read_at_first_is_read_from_its_beginning_later(
