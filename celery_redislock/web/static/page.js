@@ -1,6 +1,6 @@
 // The page: hears what the server tells, and shows it.
 import { askToBreakAll, askToDropAll } from "./actions.js";
-import { arrange, clock, count, el, mark, plain, say, setNoArguments, taskOf, zone } from "./format.js";
+import { clock, count, el, h, mark, patch, plain, say, setNoArguments, taskOf, zone } from "./format.js";
 import { LockPage } from "./lock.js";
 import { Model } from "./model.js";
 import { Rows } from "./rows.js";
@@ -126,28 +126,16 @@ function showState() {
   say(at("list-title"), live || !asOf ? "Now" : `As of ${asOf}`);
   at("trouble").hidden = live || !model.version;
   if (!at("trouble").hidden) say(at("trouble"), plain(`${why.charAt(0).toUpperCase()}${why.slice(1).replace(/\.$/, "")}. ${shown}`));
-  arrange(at("unread"), model.unread.map((each, place) => {
-    const item = at("unread").children[place] ?? el("li");
-    say(item, plain(`No worker that answers reads the queue ${each.queue}: ${count(each.count, "call")} of ${each.task} ${each.count === 1 ? "waits" : "wait"} in it, since ${clock(each.since)}.`));
-    return item;
-  }));
+  patch(at("unread"), model.unread.map((each) => h("li", {}, plain(`No worker that answers reads the queue ${each.queue}: `
+    + `${count(each.count, "call")} of ${each.task} ${each.count === 1 ? "waits" : "wait"} in it, since ${clock(each.since)}.`))));
   say(at("where"), plain([about.app, about.server].filter(Boolean).join(" · ")));
 }
 
 function showTiles() {
-  const totals = model.totals(), box = at("tiles");
-  if (!box.children.length) {
-    box.append(...TILES.map(([id, text, when]) => el("button", { type: "button", id: `tile-${id}`, onclick: () => toggle(`is:${id}`) },
-      el("strong"), el("span", {}, text), el("span.when", {}, when))));
-  }
-  for (const [id, , when] of TILES) {
-    const tile = at(`tile-${id}`);
-    say(tile.firstChild, totals[id]?.toLocaleString("en") ?? "–");
-    mark(tile, "title", totals[id] === undefined ? "not known" : "");
-    say(tile.lastChild, when === "now" && !model.live ? "then" : when);
-    mark(tile, "data-some", totals[id] > 0);
-    mark(tile, "aria-pressed", view.q.split(/\s+/).includes(`is:${id}`));
-  }
+  const totals = model.totals(), words = view.q.split(/\s+/);
+  patch(at("tiles"), TILES.map(([id, text, when]) => h("button", { type: "button", id: `tile-${id}`, onclick: () => toggle(`is:${id}`),
+    title: totals[id] === undefined ? "not known" : "", "data-some": totals[id] > 0, "aria-pressed": words.includes(`is:${id}`) },
+  h("strong", {}, totals[id]?.toLocaleString("en") ?? "–"), h("span", {}, text), h("span.when", {}, when === "now" && !model.live ? "then" : when))));
 }
 
 function showChoices() {
@@ -235,14 +223,9 @@ function sayOfLanes(hidden, all) {
   if (model.events.trouble) said.push(plain(model.events.trouble));
   else if (!model.events.any) said.push("No events of workers yet: with -E they tell who was skipped or refused, and how runs end.");
   if (model.forgetful) said.push(` ${plain(model.forgetful)}`);
-  const key = JSON.stringify([said, hidden, allLanes]);
-  if (note.dataset.key === key) return;
-  note.dataset.key = key;
-  note.replaceChildren(said.join(""));
-  if (hidden > 0 || allLanes) {
-    const text = allLanes ? `Show fewer${hidden > 0 ? `; ${hidden} more match` : ""}` : `${count(hidden, "more lock")}: show more`;
-    note.append(" ", el("button", { type: "button", onclick: () => { allLanes = !allLanes; soon(); } }, text));
-  }
+  const text = allLanes ? `Show fewer${hidden > 0 ? `; ${hidden} more match` : ""}` : `${count(hidden, "more lock")}: show more`;
+  const more = h("button", { type: "button", onclick: () => { allLanes = !allLanes; soon(); } }, text);
+  patch(note, [said.join(""), ...(hidden > 0 || allLanes ? [" ", more] : [])]);
 }
 
 // -- the tip: who, and how long -------------------------------------------------------------------
@@ -252,7 +235,7 @@ function showTip(event) {
   const tip = at("tip");
   tip.hidden = !item;
   if (!item) return;
-  tip.replaceChildren(...lines(item, model).map((line, number) => el(number ? "p" : "strong", {}, line)));
+  patch(tip, lines(item, model).map((line, number) => h(number ? "p" : "strong", {}, line)));
   const left = Math.min(event.clientX + 14, window.innerWidth - tip.offsetWidth - 8);
   const below = event.clientY + 18 + tip.offsetHeight < window.innerHeight;
   tip.style.left = `${Math.max(left, 8)}px`;

@@ -1,5 +1,5 @@
 // The timeline: a lane for each lock, bars for runs, thin lines for those that wait, and marks.
-import { arrange, clock, count, el, href, mark, plain, say, shortId, svg, tail, taskOf, units, what } from "./format.js";
+import { clock, count, el, h, href, patch, plain, shortId, tail, taskOf, units, what } from "./format.js";
 
 const RUN = 16, GAP = 3, WAIT = 5, TOP = 13;
 const MOST_WAITS = 4, MOST_ROWS = 8;
@@ -31,11 +31,10 @@ const LEGEND = [["bar running", "runs"], ["bar succeeded", "succeeded"], ["bar e
   ["lost", "lost its lock"], ["broken", "taken away by an operator"], ["recovered", "recovered"], ["gap", "nobody looked"]];
 
 export class Timeline {
-  #lanes = new Map();
+  #names = [];
   #model;
   #list;
   #axis;
-  #width = 0;
 
   constructor(model, list, axis) {
     this.#model = model;
@@ -45,109 +44,50 @@ export class Timeline {
 
   // Draw the lanes of these locks.
   show(names) {
-    const before = this.#lanes;
-    this.#lanes = new Map(names.map((name) => [name, before.get(name) ?? new Lane(name)]));
-    arrange(this.#list, [...this.#lanes.values()].map((lane) => lane.element));
+    this.#names = names;
     this.draw();
+    if (!this.#list.previousWidth) this.draw(); // only what is there has a width
   }
 
   draw() {
-    const first = this.#lanes.values().next().value;
-    if (!first) return;
-    this.#width = first.track.clientWidth;
-    const until = this.#model.now(), since = until - span[0];
-    const x = (time) => ((Math.max(time, since) - since) / (until - since)) * this.#width;
-    for (const lane of this.#lanes.values()) lane.draw(this.#model, x, since, until, this.#width);
-    if (this.#axis) this.#drawAxis(x, since, until, this.#model.live);
-  }
-
-  #drawAxis(x, since, until, live) {
-    const step = span[1] * (this.#width < 500 ? 2 : 1);
-    const ticks = [];
-    for (let at = Math.ceil(since / step) * step; at < until; at += step) {
-      const tick = el("span", {}, clock(at, span[0] < 100));
-      tick.style.left = `${x(at)}px`;
-      if (x(at) > 14 && x(at) < this.#width - (live ? 44 : 80)) ticks.push(tick);
-    }
-    const now = el("span.now", {}, live ? "now" : clock(until));
-    now.style.left = `${this.#width}px`;
-    this.#axis.replaceChildren(el("div", {}, ...ticks, now));
+    const width = this.#list.querySelector("svg")?.clientWidth ?? 0, until = this.#model.now(), since = until - span[0];
+    this.#list.previousWidth = width;
+    const x = (time) => ((Math.max(time, since) - since) / (until - since)) * width;
+    patch(this.#list, this.#names.map((name) => lane(name, this.#model, x, since, until, width)));
+    if (this.#names.length) patch(this.#axis, [axis(x, since, until, width, this.#model.live)]);
   }
 }
 
-class Lane {
-  title = el("a");
-  name = el("span.label");
-  track = svg("svg", { role: "img" });
-  grid = svg("g", { class: "grid" });
-  waits = svg("g");
-  runs = svg("g");
-  marks = svg("g");
-  element;
-  #made = new Map();
+// Where the ticks are.
+function* steps(since, until, step) {
+  for (let at = Math.ceil(since / step) * step; at < until; at += step) yield at;
+}
 
-  constructor(lock) {
-    mark(this.title, "href", href(lock));
-    this.lock = lock;
-    this.track.append(this.grid, this.waits, this.runs, this.marks);
-    this.element = el("li", {}, el("div.whose", {}, this.title, this.name), this.track);
-  }
+function axis(x, since, until, width, live) {
+  const ticks = [...steps(since, until, span[1] * (width < 500 ? 2 : 1))].filter((at) => x(at) > 14 && x(at) < width - (live ? 44 : 80));
+  return h("div", {}, ticks.map((at) => h("span", { style: { left: `${x(at)}px` } }, clock(at, span[0] < 100))),
+    h("span.now", { style: { left: `${width}px` } }, live ? "now" : clock(until)));
+}
 
-  draw(model, x, since, until, width) {
-    const all = [...(model.lanes.get(this.lock)?.values() ?? [])];
-    this.#say(model, all);
-    const items = all.filter((item) => item.kind === "mark" ? item.began > since : (item.ended ?? until) > since);
-    const runs = items.filter((item) => item.kind === "run" || item.kind === "kept");
-    const rows = inRows(runs, until, MOST_ROWS);
-    const waits = inRows(items.filter((item) => item.kind === "wait"), until, MOST_WAITS);
-    const bottom = TOP + Math.max(rows.length, 1) * (RUN + GAP);
-    const height = bottom + waits.length * WAIT + 3;
-    mark(this.track, "height", height);
-    this.#drawGrid(model.gaps, x, since, until, height);
-    const before = this.#made;
-    this.#made = new Map();
-    const place = (item, parent, make) => {
-      const made = before.get(item.id) ?? make(item);
-      if (made.parentNode !== parent) parent.append(made);
-      this.#made.set(item.id, made);
-      return made;
-    };
-    rows.forEach((row, at) => row.forEach((item) => {
-      bar(place(item, this.runs, makeBar), item, x, until, TOP + at * (RUN + GAP), RUN);
-    }));
-    waits.forEach((row, at) => row.forEach((item) => {
-      bar(place(item, this.waits, makeBar), item, x, until, bottom + at * WAIT, WAIT - 2);
-    }));
-    for (const item of items.filter((each) => each.kind === "mark" && !NO_MARK.has(each.what))) {
-      const made = place(item, this.marks, makeMark);
-      mark(made, "transform", `translate(${Math.min(x(item.began), width - 5).toFixed(1)} 7)`);
-    }
-    for (const [id, made] of before) if (!this.#made.has(id)) made.remove();
-  }
-
-  #say(model, items) {
-    const row = model.rowOf(this.lock);
-    const last = items.findLast((item) => item.task) ?? {};
-    const thing = { ...last, ...row, lock: this.lock, name: this.lock };
-    tail(this.title, plain(taskOf(thing) || this.lock));
-    say(this.name, what(thing));
-    mark(this.title, "title", plain(this.lock));
-    const runs = items.filter((item) => item.kind === "run").length;
-    const waits = items.filter((item) => item.kind === "wait" && item.ended === undefined).length;
-    const said = `${count(runs, "run")}, ${count(model.turnedAway(this.lock), "call")} skipped or refused, ${waits} waiting`;
-    mark(this.track, "aria-label", said);
-  }
-
-  #drawGrid(gaps, x, since, until, height) {
-    const step = span[1], lines = [];
-    for (const [from, to] of gaps.filter((gap) => gap[1] > since)) {
-      lines.push(svg("rect", { x: x(from), y: 0, width: x(to) - x(from), height, class: "gap" }));
-    }
-    for (let at = Math.ceil(since / step) * step; at < until; at += step) {
-      lines.push(svg("line", { x1: x(at), x2: x(at), y1: 0, y2: height }));
-    }
-    this.grid.replaceChildren(...lines);
-  }
+function lane(name, model, x, since, until, width) {
+  const all = [...(model.lanes.get(name)?.values() ?? [])];
+  const items = all.filter((item) => item.kind === "mark" ? item.began > since : (item.ended ?? until) > since);
+  const runs = inRows(items.filter((item) => item.kind === "run" || item.kind === "kept"), until, MOST_ROWS);
+  const waits = inRows(items.filter((item) => item.kind === "wait"), until, MOST_WAITS);
+  const bottom = TOP + Math.max(runs.length, 1) * (RUN + GAP), height = bottom + waits.length * WAIT + 3;
+  const bars = (rows, top, apart, high) => h("g", {}, rows.flatMap((row, at) => row.map((item) => bar(item, x, until, top + at * apart, high))));
+  const last = all.findLast((item) => item.task) ?? all.at(-1) ?? {}, thing = { ...last, ...model.rowOf(name), lock: name, name };
+  const many = all.filter((item) => item.kind === "run").length;
+  const waiting = all.filter((item) => item.kind === "wait" && item.ended === undefined).length;
+  return h("li", { key: name },
+    h("div.whose", {}, h("a.tail", { href: href(name), title: plain(name) }, tail(plain(taskOf(thing) || name))), h("span.label", {}, what(thing))),
+    h("svg", { role: "img", height, "aria-label": `${count(many, "run")}, ${count(model.turnedAway(name), "call")} skipped or refused, ${waiting} waiting` },
+      h("g", { class: "grid" },
+        model.gaps.filter((gap) => gap[1] > since).map(([from, to]) => h("rect", { x: x(from), y: 0, width: x(to) - x(from), height, class: "gap" })),
+        [...steps(since, until, span[1])].map((at) => h("line", { x1: x(at), x2: x(at), y1: 0, y2: height }))),
+      bars(waits, bottom, WAIT, WAIT - 2), bars(runs, TOP, RUN + GAP, RUN),
+      h("g", {}, items.filter((each) => each.kind === "mark" && !NO_MARK.has(each.what)).map((item) => h("path", { key: item.id, "data-item": item.id,
+        d: SHAPES[item.what] ?? SHAPES.skipped, class: `mark ${item.what}`, transform: `translate(${Math.min(x(item.began), width - 5).toFixed(1)} 7)` })))));
 }
 
 // These side by side in as few rows as it takes: two in two rows overlap.
@@ -161,23 +101,11 @@ function inRows(items, until, most) {
   return rows;
 }
 
-const makeBar = (item) => {
-  const made = svg("rect", { rx: 2.5, "data-item": item.id });
-  return made;
-};
-const makeMark = (item) => svg("path", { d: SHAPES[item.what] ?? SHAPES.skipped, "data-item": item.id,
-  class: `mark ${item.what}` });
-
-function bar(made, item, x, until, y, height) {
-  const left = x(item.began), right = x(item.ended ?? until);
-  mark(made, "x", left.toFixed(1));
-  mark(made, "width", Math.max(right - left, 2).toFixed(1));
-  mark(made, "y", y);
-  mark(made, "height", height);
-  const open = item.ended === undefined;
-  if (item.kind === "wait") mark(made, "class", open ? "waiting open" : "waiting");
-  else if (item.kind === "kept") mark(made, "class", `bar kept ${item.how ?? ""}`);
-  else mark(made, "class", `bar ${open ? "running" : item.how ?? "ended"}`);
+function bar(item, x, until, y, height) {
+  const left = x(item.began), right = x(item.ended ?? until), open = item.ended === undefined;
+  const kind = item.kind === "wait" ? (open ? "waiting open" : "waiting")
+    : item.kind === "kept" ? `bar kept ${item.how ?? ""}` : `bar ${open ? "running" : item.how ?? "ended"}`;
+  return h("rect", { key: item.id, "data-item": item.id, rx: 2.5, x: left.toFixed(1), width: Math.max(right - left, 2).toFixed(1), y, height, class: kind });
 }
 
 export function setSpan(name) {
@@ -186,9 +114,9 @@ export function setSpan(name) {
 
 export function legend() {
   return LEGEND.map(([kind, text]) => {
-    const shape = SHAPES[kind] ? svg("path", { d: SHAPES[kind], class: `mark ${kind}`, transform: "translate(8 8)" })
-      : svg("rect", { x: 0, y: kind.startsWith("waiting") ? 5 : 2, width: 16, height: kind.startsWith("waiting") ? 3 : 10, rx: 2, class: kind });
-    return el("li", {}, svg("svg", { width: 16, height: 14, "aria-hidden": "true" }, shape), text);
+    const shape = SHAPES[kind] ? h("path", { d: SHAPES[kind], class: `mark ${kind}`, transform: "translate(8 8)" })
+      : h("rect", { x: 0, y: kind.startsWith("waiting") ? 5 : 2, width: 16, height: kind.startsWith("waiting") ? 3 : 10, rx: 2, class: kind });
+    return el("li", {}, h("svg", { width: 16, height: 14, "aria-hidden": "true" }, shape), text);
   });
 }
 
