@@ -15,7 +15,6 @@ from ..protocol.canonical import task_in
 from ..protocol.entries import (
     PENDING,
     arrived_at,
-    id_in,
     is_passed_over,
     parked_of,
     quiet_until,
@@ -135,31 +134,6 @@ def waiting(
     """
     locks = app_locks(app)
     return [*rooms_of(server or locks.server, locks.prefix, names, app, most)]
-
-
-def ids_of(app: Any, names: Sequence[str]) -> dict[str, frozenset[str]]:
-    """For each of these locks, the ids of all tasks in its waiting room. A room with more than
-    `NAMED` is left out.
-
-    Raises:
-        LockUnavailable: the server did not answer, or does not allow it.
-    """
-    locks = app_locks(app)
-    rooms = [lock_keys(locks.prefix, name) for name in names]
-    _, replies = read(locks.server, [("LRANGE", keys.room, 0, NAMED) for keys in rooms])
-    short = {
-        keys: members or []
-        for keys, members in zip(rooms, replies, strict=True)
-        if len(members or []) <= NAMED
-    }
-    # A pending slot is not called by the id of the entry in it.
-    wanted = [("HGET", keys.entries, b"#" + each) for keys, of in short.items() for each in of]
-    _, states = read(locks.server, wanted)
-    left = iter(states)
-    return {
-        keys.name: frozenset(task_id_of(id_in(next(left), each)) for each in members)
-        for keys, members in short.items()
-    }
 
 
 def rooms_of(

@@ -31,7 +31,7 @@ from .look import look_far_back
 #: Where the page's files are.
 FILES: Final = Path(__file__).parent / "static"
 #: What the page's `states.js` has of `inspection.states`.
-STATES_SHOWN: Final = ("STATES", "RUNNING", "AWAITED", "NO_LOCK")
+STATES_SHOWN: Final = ("STATES", "RUNNING", "KEPT", "GOING_ON", "AWAITED", "NO_LOCK")
 #: Bytes from which an answer is compressed.
 COMPRESSED: Final = 1000
 mimetypes.add_type("text/javascript", ".js")  # Windows may have another for it

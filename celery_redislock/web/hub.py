@@ -1,28 +1,23 @@
 """Looks at the lock server while anybody asks, and tells each viewer what changed since it asked.
 
-Everything here runs in the web server's event loop; only the look itself, and the listening for
-Celery's events, run in threads.
+Everything here runs in the web server's event loop; only the looks run in threads.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
-import functools
 import time
 from collections import deque
 from typing import Any, Final
 
 from ..errors import LockUnavailable
 from ..inspection.about import About
-from ..inspection.listener import TURNED_AWAY, Listener
 from ..inspection.locks import Found
 from ..inspection.queues import in_queues
 from ..inspection.why import why
 from ..protocol.holders import one_line
 from ..protocol.log import get_logger
-from .counts import WINDOW
 from .look import Seen, look, look_at, look_back
 from .past import Past
 from .present import Present
@@ -33,13 +28,11 @@ logger = get_logger()
 KEPT: Final = 64
 #: A look takes at most this share of the time: many locks are looked at less often.
 SHARE: Final = 1 / 3
-#: Seconds between two looks at the history.
-LOOK_BACK: Final = 10.0
+#: Seconds between two looks at the history, and if a run has ended meanwhile; the history may be
+#: long, and they take at most this share of the time.
+LOOK_BACK, SOON, SHARE_OF_BACK = 5.0, 0.5, 1 / 10
 #: Seconds between two looks at the queues in which messages that have their locks wait.
 LOOK_AT_QUEUES: Final = 10.0
-#: Seconds for which the hub listens to events after anybody asked last: a reloaded page then has
-#: its past.
-LINGER: Final = 60.0
 
 
 class Hub:
@@ -55,12 +48,12 @@ class Hub:
         self._known, self._app = known, known.app
         self._every = every
         self._about = {"every": every, **actions, **_about(known)}
-        self._past = Past(known.prefix)
-        self._present = Present(self._past.counts.away)
+        self._past = Past(known.history)
+        self._present = Present(self._past.usual)
         #: The queues in which messages have waited for a while, as `queues.InQueue` has them.
         self._queues: list[dict[str, Any]] = []
         #: What is told of all locks together, as of the last look.
-        self._overall = self._all_together()
+        self._overall: dict[str, Any] = {}
         self._seen: Seen | None = None
         #: Whether a look has filled the rows.
         self._looked = False
@@ -69,41 +62,30 @@ class Hub:
         self._number = time.time_ns() // 1000
         self._looked_at, self._due = float("-inf"), float("-inf")
         self._ahead = 0.0
-        #: Up to when the history has been read, by the lock server's clock.
-        self._known_to = float("-inf")
-        self._looked_back_at = float("-inf")
+        self._looked_back_at, self._back_took = float("-inf"), 0.0
+        #: What was skipped or refused, and since when; None if nobody knows.
+        self._away: dict[str, float] | None = None
         #: Why there is no history, in one line; "" if there is.
         self._forgetful = ""
         self._asked_queues_at = float("-inf")
         self._asking: asyncio.Task[None] | None = None
         self._trouble = ""
         self._looking, self._refreshing = asyncio.Lock(), asyncio.Lock()
-        self._listener: Listener | None = None
-        self._deafening: asyncio.TimerHandle | None = None
         self._details: dict[str, tuple[float, dict[str, Any]]] = {}
 
     # -- viewers ------------------------------------------------------------------------------
 
     async def since(self, number: int) -> dict[str, Any]:
         """What changed since the answer with this number; all there is, if that is too long ago."""
-        self._listen()
         await self._refresh()
-        if any((heard := self._past_changes()).values()):
-            self._note(heard)
-        missed = self._number - number
-        is_kept = 0 <= missed <= len(self._changes)
+        kept, missed = len(self._changes), self._number - number
+        changes = [*self._changes][kept - missed :] if 0 <= missed <= kept else [self._all()]
         return {
             "number": self._number,
             "now": round(time.time() + self._ahead, 3),
             "as_of": None if self._seen is None else self._seen.now,
-            "events": {
-                "any": self._listener is not None and self._listener.any,
-                "trouble": "" if self._listener is None else self._listener.trouble,
-            },
             "forgetful": self._forgetful,
-            "changes": [*self._changes][len(self._changes) - missed :]
-            if is_kept
-            else [self._all()],
+            "changes": changes,
         }
 
     def _all(self) -> dict[str, Any]:
@@ -113,27 +95,13 @@ class Hub:
             "looked": self._looked,
             "trouble": self._trouble,
             "rows": self._present.rows(),
-            "past": self._past.items(),
+            "runs": self._past.runs(),
             **self._overall,
         }
 
     def _note(self, change: dict[str, Any]) -> None:
         self._changes.append(change)
         self._number += 1
-
-    def _listen(self) -> None:
-        """Listen for events until nobody has asked for a while."""
-        loop = asyncio.get_running_loop()
-        if self._deafening is not None:
-            self._deafening.cancel()
-        self._deafening = loop.call_later(LINGER, self._deafen)
-        if self._listener is None:
-            self._listener = Listener(self._app, functools.partial(self._hand_over, loop))
-
-    def _deafen(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
 
     # -- looking ------------------------------------------------------------------------------
 
@@ -169,7 +137,7 @@ class Hub:
         async with self._looking:
             if self._seen is None or time.monotonic() - self._looked_at >= at_most:
                 began = time.monotonic()
-                self._seen = await asyncio.to_thread(look, self._app, self._past.asked())
+                self._seen = await asyncio.to_thread(look, self._app)
                 self._looked_at = began
                 self._ahead = self._seen.now - time.time()
             return self._seen
@@ -182,7 +150,7 @@ class Hub:
                 return
             try:
                 seen = await self._look(self._every / 2)
-                await self._look_back(seen.now)
+                await self._look_back(seen)
             except LockUnavailable as exc:
                 self._note_trouble(one_line(why(exc)))
             except Exception as exc:
@@ -195,20 +163,24 @@ class Hub:
                     self._asking = asyncio.get_running_loop().create_task(self._ask_queues(seen))
             self._due = began + max(self._every, (time.monotonic() - began) / SHARE)
 
-    async def _look_back(self, now: float) -> None:
-        """Now and then, take in the history's runs. If this user may not read them, do without."""
-        if time.monotonic() - self._looked_back_at < LOOK_BACK:
+    async def _look_back(self, seen: Seen) -> None:
+        """Now and then, take in the history. If this user may not read it, do without."""
+        began, has_ended = time.monotonic(), self._past.take_in(seen)
+        apart = max(SOON if has_ended else LOOK_BACK, self._back_took / SHARE_OF_BACK)
+        if began - self._looked_back_at < apart:
             return
-        self._looked_back_at = time.monotonic()
-        # Overlap the last time: the end of a run may be written a little late.
-        since = max(now - WINDOW, self._known_to - LOOK_BACK)
+        self._looked_back_at = began
         try:
-            self._past.remember(await asyncio.to_thread(look_back, self._app, since))
-            self._known_to = now
+            kept = await asyncio.to_thread(look_back, self._app, seen.now)
+            await asyncio.to_thread(self._past.remember, kept.runs, seen.now)
+            self._away = {"count": kept.away, "since": kept.since} if self._known.history else None
             self._forgetful = "" if self._known.history else "no history: redislock_history is 0"
         except LockUnavailable as exc:
+            self._past.give_up()
+            self._away = None
             self._forgetful = one_line(f"no history: {exc.reason}")
             logger.debug("redislock: %s", self._forgetful)
+        self._back_took = time.monotonic() - began
 
     async def _ask_queues(self, seen: Seen) -> None:
         """Now and then, see how long queues are, and which nobody reads. A broker that is away
@@ -230,33 +202,19 @@ class Hub:
 
     def _take_in(self, seen: Seen) -> None:
         self._trouble, self._looked = "", True
-        self._past.take_in(seen)
         change = self._present.update(seen)
-        self._overall = self._all_together()
-        self._note({"trouble": "", **change.to_dict(), **self._past_changes(), **self._overall})
+        self._overall = self._all_together(seen)
+        past = self._past.take_changes()
+        self._note({"trouble": "", **change.to_dict(), **past, **self._overall})
 
-    def _hand_over(self, loop: asyncio.AbstractEventLoop, event: dict[str, Any]) -> None:
-        """Pass an event from the ear's thread to the loop, unless the loop has ended."""
-        if self._past.cares_for(event):
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._hear, event)
-
-    def _hear(self, event: dict[str, Any]) -> None:
-        self._past.hear(event, time.time() + self._ahead)
-
-    def _all_together(self) -> dict[str, Any]:
-        past = self._past
+    def _all_together(self, seen: Seen) -> dict[str, Any]:
         return {
-            "totals": past.counts.totals(),
-            "gaps": past.gaps,
-            "usual": past.usual.of_tasks(),
+            "away": self._away,
+            "kept_since": self._past.kept_since(seen),
+            "suspended": seen.suspended,
             "queues": self._queues,
             "unread": [each for each in self._queues if not each["is_read"]],
         }
-
-    def _past_changes(self) -> dict[str, Any]:
-        changed, dropped = self._past.take_changes()
-        return {"past": changed, **({"dropped": dropped} if dropped else {})}
 
 
 def _about(known: About) -> dict[str, Any]:
@@ -265,7 +223,6 @@ def _about(known: About) -> dict[str, Any]:
         "app": known.name,
         "server": known.server,
         "no_arguments": known.no_arguments,
-        "turned_away": sorted(TURNED_AWAY),
         "warn_after": known.warn_after,
         "limits": known.limits,
     }

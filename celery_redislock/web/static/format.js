@@ -33,7 +33,8 @@ export function clock(unix, seconds = true) {
 // The zone of all times on the page.
 export function zone() {
   const [{ value }] = new Intl.DateTimeFormat("en", { timeZoneName: "longOffset" }).formatToParts().filter((each) => each.type === "timeZoneName");
-  return `${Intl.DateTimeFormat().resolvedOptions().timeZone}, ${value}`;
+  const name = Intl.DateTimeFormat().resolvedOptions().timeZone;
+  return name === "UTC" ? name : `${name}, ${value}`;
 }
 
 // The state of a row, and what is known of it: as in the terminal.
@@ -62,7 +63,8 @@ export function setNoArguments(digest) {
 export function what(thing) {
   if (thing.label) return plain(thing.label);
   let name = thing.name ?? thing.lock ?? "";
-  if (thing.task && name.startsWith(`${thing.task}:`)) name = name.slice(thing.task.length + 1);
+  const task = taskOf(thing);
+  if (task && name.startsWith(`${task}:`)) name = name.slice(task.length + 1);
   const digest = /^v\d+:([0-9a-f]{16,})$/.exec(name)?.[1];
   if (digest === noArguments) return "no arguments";
   return digest ? digest.slice(0, 8) : plain(name);
@@ -95,7 +97,7 @@ export const h = (what, properties = {}, ...children) => ({
 // An element that nothing changes any more.
 export const el = (what, properties = {}, ...children) => made(h(what, properties, ...children));
 
-const SVG = new Set(["svg", "g", "rect", "path", "line"]);
+const SVG = new Set(["svg", "g", "rect", "text", "line"]);
 
 function made(want) {
   const [tag, ...classes] = want.what.split(".");

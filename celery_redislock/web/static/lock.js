@@ -1,8 +1,8 @@
 // A lock's own page: who has it, who waits, what happened as far back as that is kept.
 import { clock, count, el, h, patch, plain, quoted, shortId, tail, taskOf, units, what, wrapped } from "./format.js";
-import { askToBreak, askToDrop, askToEnd, askToHold, askToUnhold } from "./actions.js";
+import { askToBreak, askToDrop, askToEnd, askToHold, askToUnhold, suspensions } from "./actions.js";
 import { about as aboutOf, argumentsOf, leaseOf, stateOf, whoWaits } from "./rows.js";
-import { Timeline, how, saidOf } from "./timeline.js";
+import { Timeline, how } from "./timeline.js";
 import { depthOf, isHeld, told } from "./trouble.js";
 
 const MOST = 200;
@@ -11,7 +11,8 @@ const LOOK_BACK = 10_000; // ms between two looks at the history
 export class LockPage {
   #model;
   #place = document.getElementById("lock");
-  #name = null;
+  #name = undefined; // nothing is open yet; null for none
+  title = ""; // of the lock that is shown
   #back = "#/";
   #detail = null;
   #history = null; // not known yet
@@ -40,6 +41,10 @@ export class LockPage {
     if (name !== null) this.ask();
   }
 
+  get name() {
+    return this.#name;
+  }
+
   async ask() {
     const name = this.#name, asking = ++this.#asked, which = `name=${encodeURIComponent(name)}`;
     const looksBack = performance.now() - this.#lookedBack > LOOK_BACK;
@@ -61,14 +66,16 @@ export class LockPage {
   show() {
     if (this.#name === null) return;
     const model = this.#model, now = model.now(), { about, live, looked } = model;
-    const items = [...(model.lanes.get(this.#name)?.values() ?? [])], rows = model.locks().get(this.#name) ?? [];
+    const items = model.lanes().get(this.#name) ?? [], rows = model.locks().get(this.#name) ?? [];
     const thing = { ...this.#history?.find((run) => run.task), ...items.findLast((item) => item.task), ...rows[0], name: this.#name };
     const waiting = rows[0]?.waiting ?? 0;
+    this.title = [what(thing), taskOf(thing)].filter(Boolean).join(" · ");
     patch(this.#place, [
       h("p", {}, h("a", { href: this.#back }, "← all locks")),
-      h("div.title", {}, h("h2.tail", {}, tail(plain(taskOf(thing) || "Lock"))), h("span.label", {}, wrapped(what(thing))),
+      h("div.title", {}, h("h2.tail", { tabindex: -1 }, tail(plain(taskOf(thing) || "Lock"))), h("span.label", {}, wrapped(what(thing))),
         action("Hold …", about.may_break && rows[0]?.key && !rows.some((row) => row.state === "on hold"), () => askToHold(thing, about))),
       h("p.key", {}, h("code", {}, wrapped(plain(rows[0]?.key ?? this.#name)))),
+      h("ul.suspended", {}, suspensions(model, thing)),
       h("p.note", {}, rows.length ? "" : looked ? `Nobody ${live ? "holds it and nobody waits for it now" : "held it or waited for it"}.` : "Not known yet."),
       this.#slots,
       h("section", {}, this.#axis, this.#lanes),
@@ -76,7 +83,7 @@ export class LockPage {
         h("section", {}, h("div.head", {},
           h("h3", {}, waiting ? `${count(waiting, "waits", "wait")} behind it` : looked ? "Nobody waits behind it" : "Who waits is not known yet"),
           action("Drop them …", about.may_break && waiting, () => this.#askToDrop())),
-        h("ol.room", {}, this.#room(rows[0] ?? {}, waiting)), h("ul.room", {}, deferred(items, now))),
+        h("ol.room", {}, this.#room(rows[0] ?? {}, waiting))),
         h("section", {}, h("h3", {}, "What happened"), h("table.past", {},
           h("thead", {}, h("tr", {}, ["At", "What", "How long", "Skipped, refused", "Who"].map((text) => h("th", { scope: "col" }, text)))),
           h("tbody", {}, this.#past(items, now))))),
@@ -97,20 +104,19 @@ export class LockPage {
     }), more > 0 ? h("li.more", {}, `${more.toLocaleString("en")} more, in the room or in pool slots`) : null];
   }
 
-  // The runs that the history has, and what events told beside them.
+  // The runs that the history has, and those that go on.
   #past(items, now) {
-    const runs = this.#history ?? [], fences = new Set(runs.map((run) => run.fence));
-    const others = items.filter((item) => item.kind !== "wait" && !(item.kind === "run" && fences.has(item.fence)));
-    const all = [...runs.map(asItem), ...others].sort((a, b) => b.began - a.began);
+    const goOn = items.filter((item) => item.kind === "run" && item.ended === undefined), fences = new Set(goOn.map((item) => item.fence));
+    const over = (this.#history ?? []).filter((run) => run.how !== "running" && !fences.has(run.fence));
+    const all = [...goOn, ...over.map((run) => ({ ...run, kind: "run", ended: run.ended ?? run.began }))].sort((a, b) => b.began - a.began);
     const rest = !this.#history ? "What was before is not known yet" : !all.length ? plain(this.#model.forgetful) || "Nothing that is kept"
-      : all.length >= MOST ? `The last ${MOST}: in a terminal, history shows more` : "";
+      : all.length >= MOST ? `The last ${MOST}: in a terminal, history shows more`
+      : this.#model.keptSince(this.#name) > -Infinity ? "Older runs are not kept" : "";
     return [...all.slice(0, MOST).map((item) => {
-      const isMark = item.kind === "mark";
-      const said = isMark ? `${item.count > 1 ? `${item.count} × ` : ""}${saidOf(item)}` : how(item).replace(/ (for|after)$/, "");
+      const said = how(item).replace(/ (for|after)$/, ""), took = item.how === "lapsed" ? "?" : units((item.ended ?? now) - item.began);
       const who = [item.task_id && shortId(item.task_id), item.node && plain(item.node)].filter(Boolean).join(" · ");
-      return h("tr", { class: isMark ? item.what : item.how ?? item.kind }, h("td", {}, clock(item.began)), h("td", {}, said),
-        h("td", {}, isMark ? "" : units((item.ended ?? now) - item.began)),
-        h("td", {}, item.turned_away ? count(item.turned_away, "call") : ""), h("td", { title: plain(item.task_id ?? "") }, wrapped(who)));
+      return h("tr", { class: item.how ?? item.kind }, h("td", {}, clock(item.began)), h("td", {}, said),
+        h("td", {}, took), h("td", {}, item.turned_away ? count(item.turned_away, "call") : ""), h("td", { title: plain(item.task_id ?? "") }, wrapped(who)));
     }), rest ? h("tr", {}, h("td", { colspan: 5 }, rest)) : null];
   }
 
@@ -137,27 +143,15 @@ async function fetchJson(address) {
   return answer.ok ? answer.json() : null;
 }
 
-// A run of the history as an item of the timeline.
-function asItem(run) {
-  const lasts = run.how === "running";
-  return { ...run, kind: "run", how: lasts ? undefined : run.how, ended: run.ended ?? (lasts ? undefined : run.began) };
-}
-
-function deferred(items, now) {
-  const open = items.filter((item) => item.kind === "wait" && item.what === "deferred" && item.ended === undefined);
-  return open.map((item) => h("li", {}, h("strong", {}, item.label ? plain(item.label) : shortId(item.task_id)),
-    h("span.note", {}, `deferred for ${units(now - item.began)}${item.back_at ? `, comes back at ${clock(item.back_at)}` : ""} · id ${plain(item.task_id)}`)));
-}
-
 // A button, if that may be done.
 const action = (text, may, onclick) => h("button.break", { type: "button", hidden: !may, onclick }, text);
 
 // One holder of the lock.
 function slot(row, model, now) {
-  const { about } = model, task = taskOf(row), usual = model.usual[task], warn = about.warn_after?.[task];
+  const { about } = model, warn = about.warn_after?.[taskOf(row)];
   const since = row.acquired_at, mayBreak = about.may_break && row.holder;
   const facts = { Arguments: argumentsOf(row), Says: row.description, Task: row.task_id, Attempt: row.attempt || null, Node: row.node, Process: row.pid,
-    Since: since && clock(since), Usually: usual && units(usual), "Warns after": warn && units(warn),
+    Since: since && clock(since), Usually: row.usual && units(row.usual), "Warns after": warn && units(warn),
     Queue: depthOf(row, model), Fence: row.fence, "Replaced by": row.replaced_by, "Broken by": row.broken_by, "Lost because": row.lost_because };
   const shown = Object.entries(facts).filter(([, value]) => value !== undefined && value !== null && value !== "");
   return h("div.slot", { key: row.id },

@@ -1,17 +1,17 @@
 // The page: hears what the server tells, and shows it.
-import { askToBreakAll, askToDropAll } from "./actions.js";
+import { askToBreakAll, askToDropAll, suspensions } from "./actions.js";
 import { clock, count, el, h, mark, patch, plain, say, setNoArguments, taskOf, zone } from "./format.js";
 import { LockPage } from "./lock.js";
 import { Model } from "./model.js";
 import { Rows } from "./rows.js";
-import { BEGIN, addressOf, matcher, readView } from "./search.js";
-import { SPANS, Timeline, legend, lines, setSpan } from "./timeline.js";
+import { BEGIN, addressOf, matcher, noFilters, readView } from "./search.js";
+import { SPANS, Timeline, lines } from "./timeline.js";
 import { isHeld, rankOf } from "./trouble.js";
 
 const at = (id) => document.getElementById(id);
 const model = new Model();
 const rows = new Rows(model);
-const timeline = new Timeline(model, at("lanes"), at("axis"));
+const timeline = new Timeline(model, at("lanes"), at("axis"), at("legend"));
 const lockPage = new LockPage(model);
 const FEW_LANES = 14, MANY_LANES = 60;
 const APART = 200; // ms between two times that everything is shown anew
@@ -19,14 +19,14 @@ const HIDDEN_FOR = 60_000; // ms after which a page that nobody sees asks no mor
 const PATIENCE = 30_000; // ms for an answer
 // What each tile counts, since when, and the word that finds it.
 const TILES = [["held", "held", "now"], ["waiting", "waiting", "now"], ["untaken", "not taken", "now"],
-  ["away", "skipped or refused", "last 15 min"], ["lost", "lost", "last 15 min"]];
+  ["away", "skipped or refused", "since"], ["lost", "lost", "last 15 min"]];
 
 let view = { ...BEGIN };
 let allLanes = false;
-let lanesShown = [];
 let pending = false;
 let shownAt = 0;
 let ticks = 0;
+let leftFrom = null; // what had the keyboard when a lock was opened
 let hiddenAt = null;
 let wakeUp = () => {};
 
@@ -70,8 +70,6 @@ function follow() {
     view = read;
     at("query").value = view.q;
     for (const name of ["task", "node", "order"]) choose(at(name), view[name]);
-    setSpan(view.span);
-    for (const each of at("span").querySelectorAll("input")) each.checked = each.value === view.span;
   }
   soon();
 }
@@ -108,11 +106,20 @@ function show() {
   showState();
   showTiles();
   showChoices();
-  const name = readView().lock ?? null;
-  for (const id of ["filter", "timeline", "list", "tiles"]) at(id).hidden = name !== null;
+  const name = readView().lock ?? null, before = lockPage.name;
+  if (name !== null && before === null) leftFrom = document.activeElement;
+  for (const id of ["filter", "timeline", "list", "tiles", "no-filter", "suspended"]) at(id).hidden = name !== null;
   lockPage.open(name, addressOf(view));
   if (name === null) showAll();
   else lockPage.show();
+  document.title = plain([model.version && !model.live && "not live", name === null ? view.q : lockPage.title, "Locks"].filter(Boolean).join(" · "));
+  if (before !== undefined && name !== before) refocus(name);
+}
+
+// The keyboard is where one reads on: at the lock's title; and on return where one was.
+function refocus(name) {
+  const there = leftFrom?.isConnected && leftFrom !== document.body;
+  (name !== null ? document.querySelector("#lock h2") : there ? leftFrom : at("list-title")).focus();
 }
 
 function showState() {
@@ -135,7 +142,7 @@ function showTiles() {
   const totals = model.totals(), words = view.q.split(/\s+/);
   patch(at("tiles"), TILES.map(([id, text, when]) => h("button", { type: "button", id: `tile-${id}`, onclick: () => toggle(`is:${id}`),
     title: totals[id] === undefined ? "not known" : "", "data-some": totals[id] > 0, "aria-pressed": words.includes(`is:${id}`) },
-  h("strong", {}, totals[id]?.toLocaleString("en") ?? "–"), h("span", {}, text), h("span.when", {}, when === "now" && !model.live ? "then" : when))));
+  h("strong", {}, totals[id]?.toLocaleString("en") ?? "–"), h("span", {}, text), h("span.when", {}, when === "since" ? model.away ? `since ${clock(model.away.since, false)}` : "" : when === "now" && !model.live ? "then" : when))));
 }
 
 function showChoices() {
@@ -162,7 +169,7 @@ function showAll() {
   const isLock = (it) => it.state !== "broken" || view.q.includes("state:");
   const matches = (it) => isLock(it) && asked(it);
   const grouped = !view.q.includes("state:");
-  const { found, pages, at: shown } = rows.show(matches, view.order, Number(view.page) - 1, grouped);
+  const { found, pages, at: shown, names } = rows.show(matches, view.order, Number(view.page) - 1, grouped);
   const total = [...model.locks().values()].filter((each) => each.some(isLock)).length;
   say(at("count"), !model.looked ? "" : found === total ? count(total, "lock") : `${found.toLocaleString("en")} of ${count(total, "lock")}`);
   at("none").hidden = found > 0;
@@ -172,7 +179,10 @@ function showAll() {
   say(at("page"), `page ${shown + 1} of ${pages}`);
   at("previous").disabled = shown === 0;
   at("next").disabled = shown === pages - 1;
-  showLanes(matches, grouped);
+  showLanes(names, matches, grouped);
+  const things = () => [...model.rows.values(), ...model.items.values()];
+  say(at("no-filter"), plain(noFilters(view.q, (q) => things().some(matcher({ q }, model)))));
+  patch(at("suspended"), suspensions(model));
   at("drop-all").hidden = !(model.about.may_break && toDrop().length);
   at("break-all").hidden = !(model.about.may_break && toBreak().length);
 }
@@ -188,40 +198,22 @@ function toBreak() {
   return view.node ? [...model.rows.values()].filter((row) => isHeld(row) && row.holder && matches(row)) : [];
 }
 
-// The lanes go to the locks that are in trouble, or that most happened to.
+// A lane for each lock of the list to which something happened, in the list's order; then for those whose runs are over.
 // Those whose messages only wait in a queue show nothing, and are left out where they are one row.
-function showLanes(matches, grouped) {
-  const names = [], now = model.now(), locks = model.locks();
-  for (const name of new Set([...model.lanes.keys(), ...locks.keys()])) {
-    const its = locks.get(name) ?? [], items = model.lanes.get(name)?.values() ?? [];
-    let latest = 0, busy = its[0]?.waiting ?? 0, found = its.some(matches);
-    let happened = !grouped || !its.length || !its.every((row) => row.state === "queued");
-    for (const item of items) {
-      latest = Math.max(latest, item.began);
-      if (item.kind === "mark" || item.kind === "wait") busy += item.count ?? 1;
-      found ||= matches(item);
-      happened ||= item.kind !== "kept";
-    }
-    const rank = Math.max(model.hasLost(name) ? 3 : 0, ...its.map((row) => rankOf(row, model, now)));
-    if (found && latest && happened) names.push({ name, rank, busy, latest });
-  }
-  names.sort((a, b) => b.rank - a.rank || b.busy - a.busy || b.latest - a.latest || (a.name < b.name ? -1 : 1));
-  const most = allLanes ? MANY_LANES : FEW_LANES;
-  // A lane keeps its place while its lock is one of those that might have one.
-  const might = new Set(names.slice(0, 2 * most).map(({ name }) => name));
-  const urgent = names.slice(0, most).filter(({ rank }) => rank).map(({ name }) => name);
-  const kept = lanesShown.filter((name) => might.has(name) && !urgent.includes(name));
-  lanesShown = [...new Set([...urgent, ...kept, ...might])].slice(0, most).sort();
-  timeline.show(lanesShown);
-  at("axis").hidden = !lanesShown.length;
-  sayOfLanes(names.length - lanesShown.length, names.length);
+function showLanes(listed, matches, grouped) {
+  const lanes = model.lanes(), locks = model.locks(), latest = (name) => Math.max(...lanes.get(name).map((item) => item.began));
+  const shown = listed.filter((name) => lanes.has(name) && !(grouped && locks.get(name).every((row) => row.state === "queued") && lanes.get(name).every((item) => item.kind === "kept")));
+  const over = [...lanes.keys()].filter((name) => !locks.has(name) && lanes.get(name).some(matches));
+  const names = [...shown, ...over.sort((a, b) => latest(b) - latest(a))];
+  timeline.show(names.slice(0, allLanes ? MANY_LANES : FEW_LANES), view.span);
+  for (const each of at("span").querySelectorAll("input")) each.checked = each.value === timeline.span;
+  at("axis").hidden = !names.length;
+  sayOfLanes(Math.max(names.length - (allLanes ? MANY_LANES : FEW_LANES), 0), names.length);
 }
 
 function sayOfLanes(hidden, all) {
   const note = at("lanes-note"), said = [];
   if (!all && model.looked) said.push(view.q || view.task || view.node ? "Nothing that matches has happened. " : "Nothing has happened yet. ");
-  if (model.events.trouble) said.push(plain(model.events.trouble));
-  else if (!model.events.any) said.push("No events of workers yet: with -E they tell who was skipped or refused, and how runs end.");
   if (model.forgetful) said.push(` ${plain(model.forgetful)}`);
   const text = allLanes ? `Show fewer${hidden > 0 ? `; ${hidden} more match` : ""}` : `${count(hidden, "more lock")}: show more`;
   const more = h("button", { type: "button", onclick: () => { allLanes = !allLanes; soon(); } }, text);
@@ -231,11 +223,11 @@ function sayOfLanes(hidden, all) {
 // -- the tip: who, and how long -------------------------------------------------------------------
 
 function showTip(event) {
-  const item = model.items.get(Number(event.target.closest?.("[data-item]")?.dataset.item));
-  const tip = at("tip");
-  tip.hidden = !item;
-  if (!item) return;
-  patch(tip, lines(item, model).map((line, number) => h(number ? "p" : "strong", {}, line)));
+  const { item: id, note } = event.target.closest?.("[data-item], [data-note]")?.dataset ?? {};
+  const item = model.items.get(id), tip = at("tip"), said = item ? lines(item, model) : note ? [note] : [];
+  tip.hidden = !said.length;
+  if (tip.hidden) return;
+  patch(tip, said.map((line, number) => h(number ? "p" : "strong", {}, line)));
   const left = Math.min(event.clientX + 14, window.innerWidth - tip.offsetWidth - 8);
   const below = event.clientY + 18 + tip.offsetHeight < window.innerHeight;
   tip.style.left = `${Math.max(left, 8)}px`;
@@ -244,9 +236,8 @@ function showTip(event) {
 
 // -- begin ----------------------------------------------------------------------------------------
 
-at("legend").append(...legend());
 at("span").append(...Object.keys(SPANS).map((name) => el("label", {}, el("input", { type: "radio", name: "span", value: name }), name)));
-at("span").addEventListener("change", (event) => { setSpan(event.target.value); change({ span: event.target.value }); });
+at("span").addEventListener("change", (event) => change({ span: event.target.value }));
 say(at("zone"), `All times: ${zone()}`);
 at("filter").addEventListener("submit", (event) => event.preventDefault());
 at("query").addEventListener("input", () => change({ q: at("query").value }));

@@ -17,7 +17,7 @@ const ORDERS = {
   trouble: (a, b) => b.rank - a.rank || waitsSince(a) - waitsSince(b) || b.row.waiting - a.row.waiting || heldFor(a, b),
   held: heldFor,
   waiting: (a, b) => b.row.waiting - a.row.waiting,
-  away: (a, b) => b.row.away - a.row.away,
+  away: (a, b) => b.away - a.away,
   lease: (a, b) => (a.row.expires_at ?? Infinity) - (b.row.expires_at ?? Infinity),
   task: (a, b) => taskOf(a.row).localeCompare(taskOf(b.row)) || what(a.row).localeCompare(what(b.row)),
 };
@@ -34,7 +34,7 @@ export class Rows {
   // `grouped`, those of a task whose messages wait in a queue are one row.
   show(matches, order, page, grouped) {
     const now = this.#model.now(), by = ORDERS[order] ?? ORDERS.trouble;
-    const worst = (rows) => rows.map((row) => ({ row, rank: rankOf(row, this.#model, now) })).sort(by)[0];
+    const worst = (rows) => rows.map((row) => ({ row, rank: rankOf(row, this.#model, now), away: this.#model.awayOf(row.name) })).sort(by)[0];
     const found = [...this.#model.locks().values()].filter((rows) => rows.some(matches)).map(worst);
     const entries = grouped ? gathered(found) : found;
     entries.sort((a, b) => by(a, b) || a.row.id - b.row.id);
@@ -42,7 +42,7 @@ export class Rows {
     const at = Math.min(Math.max(page, 0), pages - 1);
     this.#shown = entries.slice(at * PER_PAGE, (at + 1) * PER_PAGE);
     this.tick();
-    return { found: found.length, pages, at };
+    return { found: found.length, pages, at, names: entries.flatMap(({ row, group }) => (group ?? [row]).map((each) => each.name)) };
   }
 
   tick() {
@@ -65,14 +65,14 @@ function gathered(found) {
   const inGroups = new Set(groups.flat());
   return [...found.filter((each) => !inGroups.has(each)), ...groups.map((each) => {
     const rows = each.map(({ row }) => row).sort((a, b) => heldFor({ row: a }, { row: b }));
-    return { row: rows[0], rank: Math.max(...each.map(({ rank }) => rank)), group: rows };
+    return { row: rows[0], rank: Math.max(...each.map(({ rank }) => rank)), away: 0, group: rows };
   })];
 }
 
 // The locks of a task whose messages wait in a queue, the oldest first.
 function groupRow(rows, model, now) {
   const [row] = rows, since = row.acquired_at;
-  const away = rows.reduce((sum, each) => sum + (each.away ?? 0), 0);
+  const away = rows.reduce((sum, each) => sum + model.awayOf(each.name), 0);
   return h("tr", { key: `\n${row.task}`, "data-state": "queued", "data-trouble": rankOf(row, model, now) > 0 }, // no name has a line
     h("th", { scope: "row" },
       h("a.task.tail", { href: addressOf({ ...BEGIN, q: `task:"${row.task}" state:queued` }), title: "show each" }, tail(plain(row.task))),
@@ -92,7 +92,7 @@ function lockRows(rows, model, now) {
   const name = h("th", { scope: "row", rowspan },
     h("a.task.tail", { href: href(row.name), title: plain(taskOf(row)) }, tail(plain(taskOf(row) || "no task"))),
     h("span.label", { title: plain(row.key) }, wrapped(what(row))), h("span.note.slots-note", {}, slots));
-  const behind = [h("td.behind", { "data-title": "Waiting", rowspan }, queue(row, now)), awayCell(row.away, rowspan)];
+  const behind = [h("td.behind", { "data-title": "Waiting", rowspan }, queue(row, now)), awayCell(model.awayOf(row.name), rowspan)];
   return seen.map((each, place) => h("tr", { key: `${row.name}\n${place}`, "data-state": each.state, "data-trouble": rankOf(each, model, now) > 0 },
     place ? null : name, slotCells(each, model, now), place ? null : behind));
 }
@@ -100,7 +100,7 @@ function lockRows(rows, model, now) {
 const awayCell = (away, rowspan) => h("td.number", { "data-title": "Skipped, refused", rowspan }, away ? away.toLocaleString("en") : "");
 
 function slotCells(row, model, now) {
-  const since = row.acquired_at, usual = isHeld(row) && model.usual[taskOf(row)], note = usual ? `usually ${units(usual)}` : depthOf(row, model);
+  const since = row.acquired_at, note = depthOf(row, model);
   const facts = [row.task_id && shortId(row.task_id), row.pid && `pid ${row.pid}`, row.attempt && `attempt ${row.attempt + 1}`];
   return [
     h("td", { "data-title": "State" }, stateOf(row, now)),
@@ -121,7 +121,7 @@ function queue(row, now) {
   if (!row.waiting) return null;
   const next = row.next ?? [], more = row.waiting - next.length;
   return h("ol.queue", {},
-    next.map((each) => h("li", { title: about(each) }, whoWaits(each, row), h("span.age", {}, each.since === undefined ? "" : units(now - each.since)))),
+    next.map((each) => h("li", { title: about(each) }, h("span.who", {}, whoWaits(each, row)), h("span.age", {}, each.since === undefined ? "" : units(now - each.since)))),
     more > 0 ? h("li.more", {}, next.length ? `+${more.toLocaleString("en")}` : count(more, "waits", "wait")) : null);
 }
 

@@ -116,8 +116,12 @@ def test_every_answer_has_strict_headers(site):
 # -- live -------------------------------------------------------------------------------------
 
 
+def runs_that_failed(message):
+    return [run for run in message.get("runs", ()) if run.get("how") == "failed"]
+
+
 def test_a_viewer_gets_everything_first_and_then_what_changed(site, app, client):
-    made = take(app, "sync", "one")
+    made = take(app, "sync", "one", history=True)
     viewer = messages(site)
     first = next(viewer)
     assert first["all"]
@@ -126,16 +130,16 @@ def test_a_viewer_gets_everything_first_and_then_what_changed(site, app, client)
     assert row["holder"]
     assert "token" not in row
     assert 500 < row["expires_at"] - first["now"] <= 600
-    assert [item["kind"] for item in first["past"]] == ["run"]
+    assert first["runs"] == [], "none has ended"
     other = take(app, "sync", "two")
     changed = next(each for each in viewer if each.get("rows"))
     assert "all" not in changed
     assert [row["key"] for row in changed["rows"]] == [other.key]
-    client.delete(made.key)
+    end(app, made, "failed", took=2.0)
     gone = next(each for each in viewer if each.get("gone"))
     assert gone["gone"] == [row["id"]]
-    ended = [item for item in gone["past"] if item.get("ended")]
-    assert [item["task_id"] for item in ended] == ["id-of-one"]
+    (ended,) = next(filter(None, map(runs_that_failed, itertools.chain([gone], viewer))))
+    assert (ended["task_id"], round(ended["ended"] - ended["began"], 3)) == ("id-of-one", 2.0)
     viewer.close()
 
 
