@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from importlib import import_module
 from io import BytesIO
-from typing import Any, Final
+from typing import Any
 
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
 from django.conf import settings
@@ -15,14 +14,11 @@ from django.core.handlers.asgi import ASGIRequest
 from django.db import close_old_connections
 from django.shortcuts import resolve_url
 from starlette.responses import JSONResponse, RedirectResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..web import asgi_app
 from ..web.guard import Guard
 from .project import load_tasks
-
-#: Seconds after which it is asked again whether the viewer of a stream may see it.
-AGAIN: Final = 60.0
 
 
 def locks_page(
@@ -70,19 +66,7 @@ class Login:
         if refused is not None:
             await refused(scope, receive, send)
             return
-        answer = _Answer(send)
-
-        async def receive_while_allowed() -> Message:
-            # A stream goes on for hours; its viewer may be logged out meanwhile.
-            while True:
-                try:
-                    return await asyncio.wait_for(receive(), AGAIN)
-                except asyncio.TimeoutError:
-                    if await self._refusal(scope) is not None:
-                        return {"type": "http.disconnect"}
-
-        await self._page(scope, receive_while_allowed, answer)
-        await answer.end()
+        await self._page(scope, receive, send)
 
     async def _refusal(self, scope: Scope) -> ASGIApp | None:
         async with ThreadSensitiveContext():  # a thread for the request, as in Django's handler
@@ -119,22 +103,6 @@ class Login:
         if self._permission is not None:
             return bool(user.has_perm(self._permission))
         return user.is_active and getattr(user, "is_staff", False)
-
-
-class _Answer:
-    """Sends the page's answer, and ends one that the page left open."""
-
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self._is_open = False
-
-    async def __call__(self, message: Message) -> None:
-        await self._send(message)
-        self._is_open = message["type"] == "http.response.start" or message.get("more_body", False)
-
-    async def end(self) -> None:
-        if self._is_open:
-            await self._send({"type": "http.response.body", "body": b""})
 
 
 def _says(status: int, why: str) -> ASGIApp:

@@ -5,62 +5,17 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from ..app import outcomes
-from ..lock.right import BROKEN
 from ..protocol.holders import one_line
-from ..protocol.keys import name_of
 from ..protocol.log import get_logger
 
 logger = get_logger()
 
 #: The beginning of the types of our events.
 EVENTS: Final = "task-lock-"
-#: What our events tell of duplicates that were skipped or refused, not of those that were replaced.
-TURNED_AWAY: Final = frozenset(each.event for each in outcomes.TURNED_AWAY)
 #: Seconds between two tries to reach the broker.
 AGAIN: Final = 2.0
-#: What an event of ours tells, and the event's fields that have it.
-_ABOUT: Final = {
-    "task": "redislock_task",
-    "attempt": "redislock_attempt",
-    "outcome": "redislock_outcome",
-    "by": "redislock_holder_task_id",
-    "reason": "redislock_reason",
-    "countdown": "redislock_countdown",
-    "node": "hostname",
-    "label": "redislock_label",
-}
-
-
-class Told(NamedTuple):
-    """What one of our events tells.
-
-    Attributes:
-        what: what happened: "acquired", "skipped", "deferred", "lost", "broken" and so on.
-        name: the lock's name.
-        task_id: the task's id.
-        about: what else is known: see `_ABOUT`; of a broken lock also `by_whom`.
-    """
-
-    what: str
-    name: str
-    task_id: str
-    about: dict[str, Any]
-
-
-def told(prefix: str, event: dict[str, Any]) -> Told | None:
-    """What this event tells of a lock whose key has this prefix; None if it is none of ours."""
-    kind, name = str(event.get("type", "")), name_of(prefix, str(event.get("redislock_key", "")))
-    if not kind.startswith(EVENTS) or name is None:
-        return None
-    what, task_id = kind.removeprefix(EVENTS), str(event.get("uuid", ""))
-    about = {to: event[of] for to, of in _ABOUT.items() if event.get(of) is not None}
-    reason = str(about.get("reason", ""))
-    if what == "lost" and reason.startswith(BROKEN):
-        what, about["by_whom"] = "broken", reason.removeprefix(BROKEN).removeprefix(": ")
-    return Told(what, name, task_id, {**about, "task_id": task_id})
 
 
 class Listener:

@@ -417,7 +417,8 @@ def _with_suspension(row: Found, found: Sequence[Suspension]) -> Found:
     suspension = longest_of(found, task, row.name)
     if suspension is None:
         return row
-    state = "suspended" if row.state in (*AWAITED, "broken") else row.state
+    is_free = row.state in AWAITED or (row.state == "broken" and suspension.lock is not None)
+    state = "suspended" if is_free else row.state
     return dataclasses.replace(row, state=state, suspension=suspension)
 
 

@@ -177,8 +177,8 @@ class Server(ABC):
         return [list(keys)]
 
     def joint(self, keys: Sequence[str]) -> list[list[str]]:
-        """These keys in groups: one command may name all keys of a group. The first and the last are
-        of two hash slots: a node of a cluster, which may be reached by itself, refuses that.
+        """These keys, of many hash slots, in groups of which one command may name all. A node
+        of a cluster, which may be reached by itself, refuses a command with keys of two slots.
         """
         (reply,) = self.replies([("EXISTS", keys[0], keys[-1])], errors=True)
         return [list(keys)] if isinstance(reply, int) else [[key] for key in keys]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
+import mimetypes
 from collections.abc import Callable, Sequence
-from importlib import resources
+from pathlib import Path
 from typing import Any, Final, cast
 
 from starlette.applications import Starlette
@@ -14,9 +14,10 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import Receive, Scope, Send
 
 from ..errors import ConfigError, LockUnavailable
 from ..inspection import states
@@ -24,29 +25,16 @@ from ..inspection.about import about
 from ..inspection.why import why
 from .actions import Actions
 from .guard import Guard
-from .hub import Hub, TooManyViewers
+from .hub import Hub
 from .look import look_far_back
-from .stream import Stream
 
-#: The page's files, and their media types.
-FILES: Final = {
-    "page.css": "text/css",
-    "page.js": "text/javascript",
-    "format.js": "text/javascript",
-    "model.js": "text/javascript",
-    "search.js": "text/javascript",
-    "trouble.js": "text/javascript",
-    "rows.js": "text/javascript",
-    "timeline.js": "text/javascript",
-    "lock.js": "text/javascript",
-    "actions.js": "text/javascript",
-    "states.js": "text/javascript",
-    "icon.svg": "image/svg+xml",
-}
+#: Where the page's files are.
+FILES: Final = Path(__file__).parent / "static"
 #: What the page's `states.js` has of `inspection.states`.
-STATES_SHOWN: Final = ("STATES", "RUNNING", "AWAITED", "NO_LOCK")
+STATES_SHOWN: Final = ("STATES", "RUNNING", "KEPT", "GOING_ON", "AWAITED", "NO_LOCK")
 #: Bytes from which an answer is compressed.
 COMPRESSED: Final = 1000
+mimetypes.add_type("text/javascript", ".js")  # Windows may have another for it
 
 
 class Plain(JSONResponse):
@@ -87,11 +75,12 @@ class Web:
         small = [Middleware(GZipMiddleware, minimum_size=COMPRESSED)]
         routes = [
             Route("/", self._page, middleware=small),
-            Route("/static/{name}", _file, middleware=small),
+            Route("/static/states.js", _states),
+            Mount("/static", StaticFiles(directory=FILES), middleware=small),
             Route("/api/locks", self._locks, middleware=small),
             Route("/api/lock", self._lock, middleware=small),
             Route("/api/history", self._history, middleware=small),
-            Route("/api/stream", self._stream),
+            Route("/api/changes", self._changes, middleware=small),
             Route("/api/locks/{action}", self._act, methods=["POST"]),
         ]
         handlers: Any = {LockUnavailable: _unavailable, HTTPException: _refused}
@@ -100,14 +89,10 @@ class Web:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._asgi(scope, receive, send)
 
-    def close(self) -> None:
-        """End all streams."""
-        self._hub.close()
-
     # -- the pages and data -------------------------------------------------------------------
 
     async def _page(self, request: Request) -> Response:
-        return _read("index.html", "text/html")
+        return FileResponse(FILES / "index.html")
 
     async def _locks(self, request: Request) -> Response:
         found = sorted(await self._hub.found(), key=lambda each: -(each.held_for or 0.0))
@@ -129,14 +114,9 @@ class Web:
             raise HTTPException(400, "which lock? give key=..., or name=...")
         return name
 
-    async def _stream(self, request: Request) -> ASGIApp:
-        if request.method == "HEAD":  # a response without a body has no viewer
-            return Response(media_type="text/event-stream")
-        try:
-            compressed = "gzip" in request.headers.get("accept-encoding", "")
-            return Stream(self._hub, self._hub.join(), compressed=compressed)
-        except TooManyViewers as exc:
-            raise HTTPException(503, str(exc)) from exc
+    async def _changes(self, request: Request) -> Response:
+        since = request.query_params.get("since", "")
+        return Plain(await self._hub.since(int(since) if since.isdecimal() else 0))
 
     async def _act(self, request: Request) -> Response:
         done = await self._actions.carry_out(request)
@@ -147,23 +127,11 @@ class Web:
 # -- answers --------------------------------------------------------------------------------------
 
 
-async def _file(request: Request) -> Response:
-    name = request.path_params["name"]
-    if name not in FILES:
-        raise HTTPException(404, "no such file")
-    return _read(name, FILES[name])
-
-
-@functools.cache
-def _text(name: str) -> bytes:
-    if name == "states.js":  # the one list of states
-        known = ((each, getattr(states, each)) for each in STATES_SHOWN)
-        return "".join(f"export const {k} = {json.dumps(v)};\n" for k, v in known).encode()
-    return (resources.files(__package__) / "static" / name).read_bytes()
-
-
-def _read(name: str, media_type: str) -> Response:
-    return Response(_text(name), media_type=media_type)
+async def _states(request: Request) -> Response:
+    """The one list of states, as a module of the page's."""
+    known = ((each, getattr(states, each)) for each in STATES_SHOWN)
+    text = "".join(f"export const {k} = {json.dumps(v)};\n" for k, v in known)
+    return Response(text, media_type="text/javascript")
 
 
 async def _unavailable(request: Request, exc: Exception) -> Response:

@@ -1,78 +1,42 @@
-"""Looks at the lock server while anybody watches the page, and sends all viewers what changed.
+"""Looks at the lock server while anybody asks, and tells each viewer what changed since it asked.
 
-Everything here runs in the web server's event loop; only the look itself, and the listening for
-Celery's events, run in threads.
+Everything here runs in the web server's event loop; only the looks run in threads.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
-import functools
-import json
 import time
+from collections import deque
 from typing import Any, Final
 
 from ..errors import LockUnavailable
 from ..inspection.about import About
-from ..inspection.listener import TURNED_AWAY, Listener
 from ..inspection.locks import Found
 from ..inspection.queues import in_queues
 from ..inspection.why import why
 from ..protocol.holders import one_line
 from ..protocol.log import get_logger
-from .counts import WINDOW
 from .look import Seen, look, look_at, look_back
 from .past import Past
 from .present import Present
 
 logger = get_logger()
 
-#: How many viewers there may be.
-VIEWERS: Final = 100
-#: How many messages may wait for a slow viewer, before one with the whole picture replaces them.
-BEHIND: Final = 16
-#: Seconds for which events are gathered into one message.
-GATHER: Final = 0.25
+#: How many changes are kept for viewers that ask late: these get the whole picture.
+KEPT: Final = 64
 #: A look takes at most this share of the time: many locks are looked at less often.
 SHARE: Final = 1 / 3
-#: Seconds between two looks at the history.
-LOOK_BACK: Final = 10.0
+#: Seconds between two looks at the history, and if a run has ended meanwhile; the history may be
+#: long, and they take at most this share of the time.
+LOOK_BACK, SOON, SHARE_OF_BACK = 5.0, 0.5, 1 / 10
 #: Seconds between two looks at the queues in which messages that have their locks wait.
 LOOK_AT_QUEUES: Final = 10.0
-#: Seconds for which the hub listens to events after the last viewer left: a reloaded page then has
-#: its past.
-LINGER: Final = 60.0
-
-
-class TooManyViewers(Exception):
-    """There are `VIEWERS` viewers already."""
-
-
-class Viewer:
-    """A browser that watches, and the messages that it has not got yet."""
-
-    def __init__(self) -> None:
-        self._queue: asyncio.Queue[str | None] = asyncio.Queue(BEHIND)
-        #: Whether the next message is the whole picture, and not what changed.
-        self.needs_all = True
-
-    def put(self, text: str | None) -> None:
-        """Queue a message; None ends the stream."""
-        if text is None or self._queue.full():
-            self.needs_all = True
-            while not self._queue.empty():
-                self._queue.get_nowait()
-        if not self.needs_all or text is None:
-            self._queue.put_nowait(text)
-
-    async def get(self) -> str | None:
-        return await self._queue.get()
 
 
 class Hub:
-    """Keeps what all viewers see, and sends it to them.
+    """Keeps what all viewers see.
 
     Args:
         known: what is known of the app's locks.
@@ -84,76 +48,60 @@ class Hub:
         self._known, self._app = known, known.app
         self._every = every
         self._about = {"every": every, **actions, **_about(known)}
-        self._viewers: set[Viewer] = set()
-        self._past = Past(known.prefix)
-        self._present = Present(self._past.counts.away)
+        self._past = Past(known.history)
+        self._present = Present(self._past.usual)
         #: The queues in which messages have waited for a while, as `queues.InQueue` has them.
         self._queues: list[dict[str, Any]] = []
         #: What is told of all locks together, as of the last look.
-        self._overall = self._all_together()
+        self._overall: dict[str, Any] = {}
         self._seen: Seen | None = None
         #: Whether a look has filled the rows.
         self._looked = False
-        self._looked_at = float("-inf")
+        #: The last changes, and the number of the latest. Numbers of another process are not ours.
+        self._changes: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        self._number = time.time_ns() // 1000
+        self._looked_at, self._due = float("-inf"), float("-inf")
         self._ahead = 0.0
-        #: Up to when the history has been read, by the lock server's clock.
-        self._known_to = float("-inf")
-        self._looked_back_at = float("-inf")
+        self._looked_back_at, self._back_took = float("-inf"), 0.0
+        #: What was skipped or refused, and since when; None if nobody knows.
+        self._away: dict[str, float] | None = None
         #: Why there is no history, in one line; "" if there is.
         self._forgetful = ""
         self._asked_queues_at = float("-inf")
         self._asking: asyncio.Task[None] | None = None
         self._trouble = ""
-        self._looking = asyncio.Lock()
-        self._task: asyncio.Task[None] | None = None
-        self._listener: Listener | None = None
-        self._deafening: asyncio.TimerHandle | None = None
-        self._gathering: asyncio.TimerHandle | None = None
+        self._looking, self._refreshing = asyncio.Lock(), asyncio.Lock()
         self._details: dict[str, tuple[float, dict[str, Any]]] = {}
 
     # -- viewers ------------------------------------------------------------------------------
 
-    def join(self) -> Viewer:
-        """A new viewer.
+    async def since(self, number: int) -> dict[str, Any]:
+        """What changed since the answer with this number; all there is, if that is too long ago."""
+        await self._refresh()
+        kept, missed = len(self._changes), self._number - number
+        changes = [*self._changes][kept - missed :] if 0 <= missed <= kept else [self._all()]
+        return {
+            "number": self._number,
+            "now": round(time.time() + self._ahead, 3),
+            "as_of": None if self._seen is None else self._seen.now,
+            "forgetful": self._forgetful,
+            "changes": changes,
+        }
 
-        Raises:
-            TooManyViewers: there are `VIEWERS` already.
-        """
-        if len(self._viewers) >= VIEWERS:
-            raise TooManyViewers(f"{VIEWERS} watch already")
-        viewer = Viewer()
-        self._viewers.add(viewer)
-        if self._deafening is not None:
-            self._deafening.cancel()
-            self._deafening = None
-        if self._listener is None:
-            loop = asyncio.get_running_loop()
-            self._listener = Listener(self._app, functools.partial(self._hand_over, loop))
-        if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._run())
-        elif self._seen is not None or self._trouble:
-            self._send_all(viewer)
-        return viewer
+    def _all(self) -> dict[str, Any]:
+        return {
+            "all": True,
+            "about": self._about,
+            "looked": self._looked,
+            "trouble": self._trouble,
+            "rows": self._present.rows(),
+            "runs": self._past.runs(),
+            **self._overall,
+        }
 
-    def leave(self, viewer: Viewer) -> None:
-        self._viewers.discard(viewer)
-        if not self._viewers and self._listener is not None and self._deafening is None:
-            loop = asyncio.get_running_loop()
-            self._deafening = loop.call_later(LINGER, self._deafen)
-
-    def close(self) -> None:
-        """End everything: the server shuts down."""
-        for viewer in self._viewers:
-            viewer.put(None)
-        if self._asking is not None:
-            self._asking.cancel()
-        self._deafen()
-
-    def _deafen(self) -> None:
-        self._deafening = None
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+    def _note(self, change: dict[str, Any]) -> None:
+        self._changes.append(change)
+        self._number += 1
 
     # -- looking ------------------------------------------------------------------------------
 
@@ -181,7 +129,7 @@ class Hub:
 
     def forget(self) -> None:
         """Look again before the next answer: an action has changed something."""
-        self._looked_at = float("-inf")
+        self._looked_at = self._due = float("-inf")
         self._details = {}
 
     async def _look(self, at_most: float) -> Seen:
@@ -189,45 +137,50 @@ class Hub:
         async with self._looking:
             if self._seen is None or time.monotonic() - self._looked_at >= at_most:
                 began = time.monotonic()
-                self._seen = await asyncio.to_thread(look, self._app, self._past.asked())
+                self._seen = await asyncio.to_thread(look, self._app)
                 self._looked_at = began
                 self._ahead = self._seen.now - time.time()
             return self._seen
 
-    async def _run(self) -> None:
-        """Look again and again, while anybody watches."""
-        while self._viewers:
+    async def _refresh(self) -> None:
+        """Look again, if the last look was long enough ago."""
+        async with self._refreshing:
             began = time.monotonic()
+            if began < self._due:
+                return
             try:
                 seen = await self._look(self._every / 2)
-                await self._look_back(seen.now)
+                await self._look_back(seen)
             except LockUnavailable as exc:
-                self._tell_trouble(one_line(why(exc)))
+                self._note_trouble(one_line(why(exc)))
             except Exception as exc:
                 logger.exception("redislock: the page cannot show the locks")
                 told = f"the page cannot show the locks: {type(exc).__name__}: {exc}"
-                self._tell_trouble(one_line(told))
+                self._note_trouble(one_line(told))
             else:
-                self._tell_seen(seen)
+                self._take_in(seen)
                 if self._asking is None or self._asking.done():
                     self._asking = asyncio.get_running_loop().create_task(self._ask_queues(seen))
-            took = time.monotonic() - began
-            await asyncio.sleep(max(self._every - took, took * (1 / SHARE - 1), 0.05))
+            self._due = began + max(self._every, (time.monotonic() - began) / SHARE)
 
-    async def _look_back(self, now: float) -> None:
-        """Now and then, take in the history's runs. If this user may not read them, do without."""
-        if time.monotonic() - self._looked_back_at < LOOK_BACK:
+    async def _look_back(self, seen: Seen) -> None:
+        """Now and then, take in the history. If this user may not read it, do without."""
+        began, has_ended = time.monotonic(), self._past.take_in(seen)
+        apart = max(SOON if has_ended else LOOK_BACK, self._back_took / SHARE_OF_BACK)
+        if began - self._looked_back_at < apart:
             return
-        self._looked_back_at = time.monotonic()
-        # Overlap the last time: the end of a run may be written a little late.
-        since = max(now - WINDOW, self._known_to - LOOK_BACK)
+        self._looked_back_at = began
         try:
-            self._past.remember(await asyncio.to_thread(look_back, self._app, since))
-            self._known_to = now
+            kept = await asyncio.to_thread(look_back, self._app, seen.now)
+            await asyncio.to_thread(self._past.remember, kept.runs, seen.now)
+            self._away = {"count": kept.away, "since": kept.since} if self._known.history else None
             self._forgetful = "" if self._known.history else "no history: redislock_history is 0"
         except LockUnavailable as exc:
+            self._past.give_up()
+            self._away = None
             self._forgetful = one_line(f"no history: {exc.reason}")
             logger.debug("redislock: %s", self._forgetful)
+        self._back_took = time.monotonic() - began
 
     async def _ask_queues(self, seen: Seen) -> None:
         """Now and then, see how long queues are, and which nobody reads. A broker that is away
@@ -243,88 +196,25 @@ class Hub:
             found = []
         self._queues = [dataclasses.asdict(each) for each in found]
 
-    # -- telling ------------------------------------------------------------------------------
-
-    def _tell_trouble(self, trouble: str) -> None:
+    def _note_trouble(self, trouble: str) -> None:
         self._trouble = trouble
-        self._send({"trouble": trouble})
+        self._note({"trouble": trouble})
 
-    def _tell_seen(self, seen: Seen) -> None:
+    def _take_in(self, seen: Seen) -> None:
         self._trouble, self._looked = "", True
-        self._past.take_in(seen)
         change = self._present.update(seen)
-        self._overall = self._all_together()
-        self._send({"trouble": "", **change.to_dict(), **self._past_changes(), **self._overall})
+        self._overall = self._all_together(seen)
+        past = self._past.take_changes()
+        self._note({"trouble": "", **change.to_dict(), **past, **self._overall})
 
-    def _hand_over(self, loop: asyncio.AbstractEventLoop, event: dict[str, Any]) -> None:
-        """Pass an event from the ear's thread to the loop, unless the loop has ended."""
-        if self._past.cares_for(event):
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._hear, event)
-
-    def _hear(self, event: dict[str, Any]) -> None:
-        self._past.hear(event, time.time() + self._ahead)
-        if self._gathering is None:
-            loop = asyncio.get_running_loop()
-            self._gathering = loop.call_later(GATHER, self._tell_heard)
-
-    def _tell_heard(self) -> None:
-        self._gathering = None
-        changes = self._past_changes()
-        if any(changes.values()) and not self._trouble:
-            self._send(changes)
-
-    def _all_together(self) -> dict[str, Any]:
-        past = self._past
+    def _all_together(self, seen: Seen) -> dict[str, Any]:
         return {
-            "totals": past.counts.totals(),
-            "gaps": past.gaps,
-            "usual": past.usual.of_tasks(),
+            "away": self._away,
+            "kept_since": self._past.kept_since(seen),
+            "suspended": seen.suspended,
             "queues": self._queues,
             "unread": [each for each in self._queues if not each["is_read"]],
         }
-
-    def _past_changes(self) -> dict[str, Any]:
-        changed, dropped = self._past.take_changes()
-        return {"past": changed, **({"dropped": dropped} if dropped else {})}
-
-    def _send(self, message: dict[str, Any]) -> None:
-        text = _dump({**message, **self._state()})
-        for viewer in self._viewers:
-            viewer.put(text)
-            if viewer.needs_all:
-                self._send_all(viewer)
-
-    def _send_all(self, viewer: Viewer) -> None:
-        message = {
-            "all": True,
-            "about": self._about,
-            "looked": self._looked,
-            "trouble": self._trouble,
-            "rows": self._present.rows(),
-            "past": self._past.items(),
-            **self._overall,
-            **self._state(),
-        }
-        viewer.needs_all = False
-        viewer.put(_dump(message))
-
-    def _state(self) -> dict[str, Any]:
-        heard = self._listener
-        now = round(time.time() + self._ahead, 3)
-        return {
-            "now": now,
-            "as_of": None if self._seen is None else self._seen.now,
-            "events": {
-                "any": heard is not None and heard.any,
-                "trouble": "" if heard is None else heard.trouble,
-            },
-            "forgetful": self._forgetful,
-        }
-
-
-def _dump(message: dict[str, Any]) -> str:
-    return json.dumps(message, separators=(",", ":"))
 
 
 def _about(known: About) -> dict[str, Any]:
@@ -333,7 +223,6 @@ def _about(known: About) -> dict[str, Any]:
         "app": known.name,
         "server": known.server,
         "no_arguments": known.no_arguments,
-        "turned_away": sorted(TURNED_AWAY),
         "warn_after": known.warn_after,
         "limits": known.limits,
     }

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from ..inspection.about import server_time
-from ..inspection.history import PastRun, history
+from ..inspection.history import PastRun, history, turned_away
 from ..inspection.locks import Found, lock, snapshot
-from ..inspection.rooms import Waiting, ids_of, waiting
+from ..inspection.rooms import Waiting, waiting
+from ..inspection.suspensions import suspensions
 
 #: How many rows name waiting tasks: those of the locks with the most of them.
 NAMED_ROOMS: Final = 20
 #: How many waiting tasks such a row names.
 NAMED_WAITERS: Final = 3
-#: How many runs of the history are read at once.
-KEPT_RUNS: Final = 3000
+#: Seconds for which skips are counted together.
+HOUR: Final = 3600
 #: How many runs of one lock are shown.
 KEPT_OF_ONE: Final = 200
 
@@ -28,22 +28,17 @@ class Seen(NamedTuple):
         found: the locks.
         next: for some of the locks, by name, the first tasks that wait. Their "since" is the Unix
             time at which the wait began, where that is known.
-        rooms: for the locks that were asked for, by name, the ids of all tasks that wait. A long
-            room is left out.
+        suspended: what operators keep from running, see `_suspended`.
     """
 
     now: float
     found: list[Found]
     next: dict[str, list[dict[str, Any]]]
-    rooms: Mapping[str, frozenset[str]] = {}
+    suspended: list[dict[str, Any]]
 
 
-def look(app: Any, asked: Sequence[str] = ()) -> Seen:
+def look(app: Any) -> Seen:
     """Look at all locks of the app.
-
-    Args:
-        app: the Celery app.
-        asked: the locks whose waiting rooms are read, by name.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
@@ -53,7 +48,12 @@ def look(app: Any, asked: Sequence[str] = ()) -> Seen:
     most = sorted(count, key=lambda name: (-count[name], name))[:NAMED_ROOMS]
     rooms = waiting(app, most, NAMED_WAITERS)
     first = {room.name: [_next(each, room.now) for each in room.waiting] for room in rooms}
-    return Seen(now, found, first, ids_of(app, [name for name in asked if name in count]))
+    return Seen(now, found, first, _suspended(app))
+
+
+def _suspended(app: Any) -> list[dict[str, Any]]:
+    """What operators keep from running: what, who, why, until when. The first to end is first."""
+    return [{**each.to_dict(), "target": each.target} for each in suspensions(app)]
 
 
 def _next(each: Waiting, now: float) -> dict[str, Any]:
@@ -62,13 +62,33 @@ def _next(each: Waiting, now: float) -> dict[str, Any]:
     return fields if age is None else {**fields, "since": round(now - age, 1)}
 
 
-def look_back(app: Any, since: float) -> list[PastRun]:
-    """The runs in the history that have ended since that Unix time.
+class Kept(NamedTuple):
+    """What the server keeps of the past.
+
+    Attributes:
+        runs: the runs that have ended, the latest first.
+        away: how many calls were skipped or refused in this hour and the last.
+        since: when the last hour began, as Unix time.
+    """
+
+    runs: list[PastRun]
+    away: int
+    since: float
+
+
+def look_back(app: Any, now: float) -> Kept:
+    """All that is kept.
+
+    Args:
+        app: the Celery app.
+        now: Unix time in seconds, by the lock server's clock.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
     """
-    return history(app, since=since, limit=KEPT_RUNS)
+    since = now // HOUR * HOUR - HOUR
+    hours = [each for by_hour in turned_away(app).values() for each in by_hour.items()]
+    return Kept(history(app), sum(count for hour, count in hours if hour >= since), since)
 
 
 def look_far_back(app: Any, name: str) -> list[PastRun]:

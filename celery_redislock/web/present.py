@@ -39,11 +39,11 @@ class Present:
     """The rows of the page.
 
     Args:
-        away_of: how many calls of the lock with that name were lately skipped or refused.
+        usual_of: how many seconds a run that has this slot usually takes, if that is known.
     """
 
-    def __init__(self, away_of: Callable[[str], int]) -> None:
-        self._away_of = away_of
+    def __init__(self, usual_of: Callable[[Found], float | None]) -> None:
+        self._usual_of = usual_of
         self._rows: dict[str, Row] = {}
         self._ids = itertools.count(1)
 
@@ -65,11 +65,10 @@ class Present:
     def _row(self, slot: Found, seen: Seen, old: Row | None) -> Row:
         plain = {k: v for k, v in slot.to_dict().items() if v is not None and k not in RELATIVE}
         row: Row = {**plain, "id": old["id"] if old else next(self._ids)}
-        away = self._away_of(slot.name)
         more = {
             "holder": slot.mark,
             "next": _next(slot, seen, old),
-            "away": away,
+            "usual": self._usual_of(slot),
             "due_at": slot.due_at,
         }
         row.update({name: value for name, value in more.items() if value})

@@ -25,40 +25,19 @@ class Protocol(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._asked_before = True
+        self._asked_before, self._last = True, self.cycle
         self._look_again()
 
     def _look_again(self) -> None:
         if self.transport.is_closing():
             return
-        asks = self.cycle is not None and not self.cycle.response_complete
+        is_answered = self.cycle is None or self.cycle.response_complete
+        asks, self._last = not is_answered or self.cycle is not self._last, self.cycle
         if not asks and not self._asked_before:
             self.transport.close()
             return
         self._asked_before = asks
         self.loop.call_later(SILENT / 2, self._look_again)
-
-
-class Server(uvicorn.Server):
-    """Serves the page."""
-
-    def __init__(self, web: Web) -> None:
-        config = uvicorn.Config(
-            web,
-            http=Protocol,
-            log_level="warning",
-            access_log=False,  # a log would show the arguments that are in keys
-            server_header=False,
-            lifespan="off",
-            timeout_graceful_shutdown=PATIENCE,
-        )
-        super().__init__(config)
-        self._web = web
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End also the streams, which never end by themselves."""
-        self._web.close()
-        await super().shutdown(sockets)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -71,10 +50,25 @@ def listen(host: str, port: int) -> socket.socket:
     return socket.create_server((host, port), family=family, backlog=128)
 
 
+def server_of(web: Web) -> uvicorn.Server:
+    """A server of the page."""
+    return uvicorn.Server(
+        uvicorn.Config(
+            web,
+            http=Protocol,
+            log_level="warning",
+            access_log=False,  # a log would show the arguments that are in keys
+            server_header=False,
+            lifespan="off",
+            timeout_graceful_shutdown=PATIENCE,
+        )
+    )
+
+
 def serve(web: Web, listening: socket.socket) -> None:
     """Serve until interrupted."""
     with contextlib.suppress(KeyboardInterrupt):
-        Server(web).run(sockets=[listening])
+        server_of(web).run(sockets=[listening])
 
 
 def hosts_of(host: str, allowed: Sequence[str], local: Sequence[str]) -> list[str]:

@@ -41,8 +41,8 @@ _GOES_ON: Final = f"""
 The page stays up: {{url}}
 
 "What happened" has the runs of the demo. Choose "1 min" or "5 min" above it to
-enlarge them. The run that was killed is red. Marks of duplicates are there from
-when the page was opened. "Now" shows who holds each lock, and the lease.
+enlarge them. The run that was killed is red. Numbers tell how many duplicates
+were skipped. "Now" shows who holds each lock, and the lease.
 The jobs go on, and the page changes with them:
   report    runs for three seconds; what beat fires meanwhile is skipped
   sync      one at a time for each of three accounts; the others are deferred

@@ -91,8 +91,7 @@ class Story:
         self._stage.start_redis()
         self._await_redis()
         for node in scenes.NODES:
-            # The page's marks are Celery's events.
-            self._stage.start_worker(node, *(["-E"] if self._web else []))
+            self._stage.start_worker(node)
         if self._web:
             self._stage.start_page()
             self.page_url = self._until(self._stage.page_url, "the page is served")

@@ -1,11 +1,7 @@
-"""The page's timeline as a real worker makes it: runs, duplicates, those that wait."""
+"""The page as a real worker fills it: runs, duplicates, those that wait. All see the same."""
 
 from __future__ import annotations
 
-import contextlib
-import threading
-
-import httpx
 import pytest
 
 from tests.support.site import Site, messages
@@ -13,41 +9,45 @@ from tests.support.waiting import eventually
 from tests.support.workers import make_app
 
 QUEUE = "web"
+#: How many duplicates are skipped.
+TWINS = 43
 
 
 class Viewer:
-    """One who watches: what it was told of the past, by the task's id."""
+    """One who watches: the present rows, and the runs that have ended."""
 
     def __init__(self, site):
-        self.items = {}
         self._told = messages(site)
-        next(self._told)
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
+        self.rows, self.runs, self.away = {}, {}, None
+        self.look()
 
-    def _watch(self):
-        with contextlib.suppress(httpx.TransportError):  # at the end
-            for message in self._told:
-                self.items.update({item["id"]: item for item in message.get("past", ())})
+    def look(self):
+        """Hear what is new, once or more often."""
+        message = next(self._told)
+        self.rows.update({row["id"]: row for row in message.get("rows", ())})
+        self.runs.update({run["id"]: run for run in message.get("runs", ())})
+        for kind, gone in ((self.rows, "gone"), (self.runs, "dropped")):
+            for each in message.get(gone, ()):
+                kind.pop(each, None)
+        self.away = message.get("away", self.away)
+        return self
 
-    def of(self, result, **wanted):
-        """What it was told of that task."""
-        found = [item for item in list(self.items.values()) if item.get("task_id") == result.id]
-        return [item for item in found if wanted.items() <= item.items()]
+    def run_of(self, result, how="succeeded"):
+        """The run of that task, once it has ended so."""
+        of = [run for run in self.runs.values() if run.get("task_id") == result.id]
+        return next((run for run in of if run.get("how") == how), None)
 
 
 @pytest.fixture(scope="module")
-def viewer(conf, redis_server):
+def site(conf, redis_server):
     # As somebody who may look: workers may not.
-    url = {"redislock_url": f"{redis_server.url}/0"}
-    app = make_app({**conf, **url})
-    with Site(app) as site:
-        yield Viewer(site)
+    with Site(make_app({**conf, "redislock_url": f"{redis_server.url}/0"})) as site:
+        yield site
 
 
 @pytest.fixture(scope="module", autouse=True)
-def worker(start_module_worker, viewer):
-    return start_module_worker("-E", queues=QUEUE, concurrency=2)
+def worker(start_module_worker, site):
+    return start_module_worker(queues=QUEUE, concurrency=2)  # without -E
 
 
 @pytest.fixture
@@ -60,44 +60,47 @@ def hold(send, journal, label):
     return hold
 
 
-def test_a_run_and_the_duplicate_that_was_turned_away(viewer, hold, send, label):
+def test_two_viewers_see_the_same_whenever_they_came(conf, redis_server, site, hold, send, label):
+    early = Viewer(site)
     first = hold("skip")
-    twin = send("skip", label)
-    mark = eventually(lambda: viewer.of(twin, kind="mark"), "the mark is there")[0]
-    assert (mark["what"], mark["by"], mark["task"]) == ("skipped", first.id, "skip")
-    run = eventually(lambda: viewer.of(first, kind="run", how="succeeded"), "it has ended")[0]
-    assert run["lock"] == mark["lock"]
-    assert run["began"] < mark["began"] < run["ended"]
-    assert viewer.of(twin, kind="run") == []
+    twins = [send("skip", label) for _ in range(TWINS)]
+    eventually(lambda: all(each.ready() for each in twins), "all are skipped")
+    run = eventually(lambda: early.look().run_of(first), "it has ended")
+    assert run["turned_away"] == TWINS
+    assert 0 < run["ended"] - run["began"] < 30
+    assert not any(early.run_of(each) for each in twins)
+    eventually(lambda: early.look().away["count"] >= TWINS, "all are counted")
+
+    with Site(make_app({**conf, "redislock_url": f"{redis_server.url}/0"})) as other:
+        late = Viewer(other)  # its process looks for the first time
+        assert late.away == early.away
+        assert late.run_of(first) == run
 
 
-def test_one_that_waits_and_then_runs_overlaps_nothing(viewer, hold, send, label):
+def test_one_that_waits_and_then_runs_overlaps_nothing(site, hold, send, label):
+    viewer = Viewer(site)
     first, second = hold("queued"), send("queued", label, 1.5)
-    wait = eventually(lambda: viewer.of(second, kind="wait"), "it is seen to wait")[0]
-    assert wait["what"] == "queued"
 
-    def have_run():
-        ran = [viewer.of(each, kind="run", how="succeeded") for each in (first, second)]
-        # When the first ended is known exactly once a look has seen the second.
-        return all(ran) and ran[0][0]["ended"] <= ran[1][0]["began"] and [run for (run,) in ran]
+    def waits():
+        of = [each for row in viewer.look().rows.values() for each in row.get("next", ())]
+        return next((each for each in of if each["task_id"] == second.id), None)
 
-    runs = eventually(have_run, "both have run, one after the other")
-    wait = eventually(lambda: [w for w in viewer.of(second, kind="wait") if "ended" in w], "over")
-    assert wait[0]["began"] < runs[0]["ended"] <= wait[0]["ended"] < runs[1]["ended"]
+    wait = eventually(waits, "it is seen to wait")
+    runs = [
+        eventually(lambda each=each: viewer.look().run_of(each), "it has run")
+        for each in (first, second)
+    ]
+    assert runs[0]["began"] - 0.1 < wait["since"] < runs[0]["ended"] <= runs[1]["began"]
+    assert waits() is None
 
 
 def test_runs_before_anybody_watched_come_from_the_history(
     conf, redis_server, start_worker, sender, journal, queue, label
 ):
-    start_worker(queues=queue, pool="solo")  # without -E
+    start_worker(queues=queue, pool="solo")
     result = sender.send_task("skip", [label, 0.1, "raise"], queue=queue)
     eventually(lambda: result.ready() and journal.read(label, "end"), "it has ended")
-    url = {"redislock_url": f"{redis_server.url}/0"}
-    app = make_app({**conf, **url})
-    with Site(app) as site:
-        told = messages(site)
-        items = [item for message in (next(told), next(told)) for item in message["past"]]
-        (run,) = [item for item in items if item.get("task_id") == result.id]
-        assert (run["kind"], run["task"], run["how"]) == ("run", "skip", "failed")
+    with Site(make_app({**conf, "redislock_url": f"{redis_server.url}/0"})) as site:
+        run = Viewer(site).run_of(result, "failed")
+        assert run["task"] == "skip"
         assert 0 < run["ended"] - run["began"] < 30
-        told.close()

@@ -121,7 +121,7 @@ def test_the_figures_hold_and_the_page_shows_the_locks_until_ctrl_c(
         return {each["task"]: each for each in json.loads(get(f"{url}api/locks"))}
 
     # When: it plays.
-    assert demo.pids("worker", "-E")
+    assert demo.pids("worker")
     assert b"<title>Locks</title>" in get(url)
     report = eventually(lambda: locks().get(scenes.REPORT), "the page has the report's lock")
     assert report["state"] == "held"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -18,20 +19,10 @@ from tests.support.waiting import eventually
 TOKEN = "the-token-of-the-tests"
 
 
-class _Server(uvicorn.Server):
-    """Ends the streams, too, which never end by themselves."""
-
-    def __init__(self, web: Any) -> None:
-        super().__init__(
-            uvicorn.Config(
-                web, log_level="critical", server_header=False, timeout_graceful_shutdown=1
-            )
-        )
-        self._web = web
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._web.close()
-        await super().shutdown(sockets)
+def _server_of(web: Any) -> uvicorn.Server:
+    return uvicorn.Server(
+        uvicorn.Config(web, log_level="critical", server_header=False, timeout_graceful_shutdown=1)
+    )
 
 
 class Site:
@@ -45,7 +36,7 @@ class Site:
     """
 
     #: What serves it.
-    server: type[uvicorn.Server] = _Server
+    server: Callable[[Any], uvicorn.Server] = staticmethod(_server_of)
 
     def __init__(self, app: Any, token: str | None = None, every: float = 0.2, **more: Any) -> None:
         allow = {"allow_break": True, "token": token} if token else {}
@@ -96,12 +87,14 @@ class Site:
 
 
 def messages(site: Site, accept_encoding: str = "gzip") -> Iterator[dict[str, Any]]:
-    """What a viewer is told, one after another."""
-    accepts = {"accept-encoding": accept_encoding}
-    with site.http.stream("GET", "/api/stream", headers=accepts) as answer:
+    """What a viewer is told, one change after another; of each, what its answer says beside it."""
+    number = 0
+    while True:
+        answer = site.http.get(
+            "/api/changes", params={"since": number}, headers={"accept-encoding": accept_encoding}
+        )
         assert answer.status_code == 200
-        assert ("content-encoding" in answer.headers) is (accept_encoding == "gzip")
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        for line in answer.iter_lines():
-            if line.startswith("data: "):
-                yield json.loads(line.removeprefix("data: "))
+        told = answer.json()
+        number, changes = told["number"], told.pop("changes")
+        yield from ({**told, **change} for change in changes)
+        time.sleep(0.1)

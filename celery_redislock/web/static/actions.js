@@ -1,5 +1,5 @@
 // What may be done: break locks, drop those who wait for them, end a run, suspend a lock. Each is shown first.
-import { clock, count, el, mark, plain, say, taskOf, what } from "./format.js";
+import { clock, count, el, h, href, mark, plain, say, taskOf, units, what } from "./format.js";
 
 const SHOWN = 20;
 let token = "", by = ""; // for as long as the page is open
@@ -26,6 +26,16 @@ export function askToDrop(row, shown, about) {
     [el("p.note", {}, "They end as skipped, and do not run:"), preview(shown, row.waiting)], saidOfDrop);
 }
 
+// -- what operators keep from running -------------------------------------------------------------
+
+// What is suspended, who did it, why, until when: everything, or what keeps this lock from running.
+export function suspensions(model, row = null) {
+  const found = model.suspended.filter((each) => !row || each.lock === row.name || (each.task && each.task === taskOf(row)));
+  return found.map((each) => h("li", { key: each.target },
+    h("strong", {}, "Suspended: "), each.lock ? h("a", { href: href(each.lock) }, plain(each.label || each.target)) : plain(each.target),
+    ` until ${clock(each.ends_at)}, for ${units(each.ends_at - model.now())} more. By ${plain(each.by)}${each.why ? `: ${plain(each.why)}` : ""}`));
+}
+
 // No new run gets this lock for a while.
 export function askToSuspend(row, about) {
   const length = el("select", { id: "length" }, ...Object.entries({ "10 minutes": 600, "1 hour": 3600, "8 hours": 28800, "1 day": 86400 })
@@ -45,6 +55,8 @@ export function askToResume(row, about) {
     el("p.note", {}, `Suspended by ${plain(by)}${why ? `: ${plain(why)}` : ""}. If a task is suspended, all its locks are resumed.`),
   ], ([done]) => `Resumed: ${plain(done.target)}.`);
 }
+
+// -- many locks -----------------------------------------------------------------------------------
 
 // The tasks that wait for these locks, one row for each.
 export function askToDropAll(rows, about) {
@@ -100,7 +112,8 @@ function ask(about, title, verb, action, rows, content, saidOf, more = () => ({}
   });
   dialog.replaceChildren(form);
   dialog.showModal();
-  (about.asks_name && !by ? name : token ? submit : secret).focus();
+  const fields = [...form.querySelectorAll("select, input")];
+  (fields.find((each) => !each.value) ? fields[0] : submit).focus();
 }
 
 // One after another: each is refused for itself, if another run holds the lock by now.

@@ -33,7 +33,8 @@ export function clock(unix, seconds = true) {
 // The zone of all times on the page.
 export function zone() {
   const [{ value }] = new Intl.DateTimeFormat("en", { timeZoneName: "longOffset" }).formatToParts().filter((each) => each.type === "timeZoneName");
-  return `${Intl.DateTimeFormat().resolvedOptions().timeZone}, ${value}`;
+  const name = Intl.DateTimeFormat().resolvedOptions().timeZone;
+  return name === "UTC" ? name : `${name}, ${value}`;
 }
 
 // The state of a row, and what is known of it: as in the terminal.
@@ -62,7 +63,8 @@ export function setNoArguments(digest) {
 export function what(thing) {
   if (thing.label) return plain(thing.label);
   let name = thing.name ?? thing.lock ?? "";
-  if (thing.task && name.startsWith(`${thing.task}:`)) name = name.slice(thing.task.length + 1);
+  const task = taskOf(thing);
+  if (task && name.startsWith(`${task}:`)) name = name.slice(task.length + 1);
   const digest = /^v\d+:([0-9a-f]{16,})$/.exec(name)?.[1];
   if (digest === noArguments) return "no arguments";
   return digest ? digest.slice(0, 8) : plain(name);
@@ -84,44 +86,70 @@ export function count(number, one, many = `${one}s`) {
   return `${number.toLocaleString("en")} ${number === 1 ? one : many}`;
 }
 
-// An element: el("p.note", {title: "..."}, "text", another element). Texts become text nodes.
-export function el(what, properties = {}, ...children) {
-  const [tag, ...classes] = what.split(".");
-  const made = document.createElement(tag);
-  if (classes.length) made.className = classes.join(" ");
-  return fill(made, properties, children);
+// -- elements -------------------------------------------------------------------------------------
+
+// An element that is wanted: h("p.note", {title: "..."}, "text", another, a list of others). Texts become text nodes.
+// One with a `key` stays the element of its thing, wherever it goes.
+export const h = (what, properties = {}, ...children) => ({
+  what, properties, children: children.flat(2).filter((each) => each !== null && each !== undefined && each !== ""),
+});
+
+// An element that nothing changes any more.
+export const el = (what, properties = {}, ...children) => made(h(what, properties, ...children));
+
+const SVG = new Set(["svg", "g", "rect", "text", "line"]);
+
+function made(want) {
+  const [tag, ...classes] = want.what.split(".");
+  const node = SVG.has(tag) ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
+  if (classes.length) node.className = classes.join(" ");
+  Object.assign(node, { what: want.what, key: want.properties.key, given: {} });
+  return update(node, want);
 }
 
-export function svg(tag, properties = {}, ...children) {
-  return fill(document.createElementNS("http://www.w3.org/2000/svg", tag), properties, children);
-}
-
-function fill(made, properties, children) {
+function update(node, { properties, children }) {
+  for (const name of Object.keys(node.given)) if (!(name in properties)) node.removeAttribute(name);
   for (const [name, value] of Object.entries(properties)) {
-    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
-    else if (value !== undefined && value !== false) made.setAttribute(name, value);
+    if (name === "key" || value === node.given[name]) continue;
+    if (name.startsWith("on")) node[name] = value;
+    else if (name === "style") Object.assign(node.style, value); // as an attribute it would be forbidden
+    else if (value === undefined || (value === false && !name.includes("-"))) node.removeAttribute(name);
+    else node.setAttribute(name, value === true && !name.includes("-") ? "" : value);
   }
-  made.append(...children.filter((each) => each !== null && each !== undefined));
-  return made;
+  node.given = properties;
+  patch(node, children);
+  return node;
 }
 
-// Change only what differs: what is selected or hovered stays so.
-export function say(element, text) {
-  if (element.textContent !== text) element.textContent = text;
+// Give the parent exactly these children: elements that are wanted, or that are there, and texts.
+// Only what differs is changed: what is selected, hovered or focused stays so.
+export function patch(parent, children) {
+  const before = [...parent.childNodes], used = new Set();
+  const keyed = new Map(before.filter((node) => node.key !== undefined).map((node) => [node.key, node]));
+  const nodes = children.map((want, place) => {
+    if (want instanceof Node) return want;
+    const isText = typeof want !== "object", key = isText ? undefined : want.properties.key;
+    let node = key === undefined ? before[place] : keyed.get(key);
+    const fits = node && !used.has(node) && (isText ? node.nodeType === Node.TEXT_NODE : node.what === want.what && node.key === key);
+    if (isText) {
+      if (!fits) node = document.createTextNode(want);
+      else if (node.data !== String(want)) node.data = want;
+    } else node = fits ? update(node, want) : made(want);
+    used.add(node);
+    return node;
+  });
+  arrange(parent, nodes);
 }
 
 // A text that may be broken after what joins its words, and nowhere within them.
-export function wrap(element, text) {
-  if (element.textContent === text) return;
-  const parts = text.split(/(?<=[._@:/|])/);
-  element.replaceChildren(...parts.flatMap((part, place) => (place ? [el("wbr"), part] : [part])));
-}
+export const wrapped = (text) => text.split(/(?<=[._@:/|])/).flatMap((part, place) => (place ? [h("wbr"), part] : [part]));
 
-// A text in one line whose end is what is seen of it, if it is too long.
-export function tail(element, text) {
-  if (element.textContent === text) return;
-  element.classList.add("tail");
-  element.replaceChildren(el("bdi", {}, text));
+// A text in one line whose end is what is seen of it, if it is too long: for an element of the class `tail`.
+export const tail = (text) => h("bdi", {}, text);
+
+// Change only what differs.
+export function say(element, text) {
+  if (element.textContent !== text) element.textContent = text;
 }
 
 export function mark(element, name, value) {
@@ -129,12 +157,12 @@ export function mark(element, name, value) {
   if (element.getAttribute(name) !== text) element.setAttribute(name, text);
 }
 
-// Give the parent exactly these children, in this order, and keep those that it has.
+// Give the parent exactly these nodes, in this order, and keep those that it has.
 // Those that go, go first: an element that is moved loses the keyboard's focus.
-export function arrange(parent, children) {
-  const wanted = new Set(children);
-  for (const each of [...parent.children]) if (!wanted.has(each)) each.remove();
-  children.forEach((child, place) => {
-    if (parent.children[place] !== child) parent.insertBefore(child, parent.children[place] ?? null);
+export function arrange(parent, nodes) {
+  const wanted = new Set(nodes);
+  for (const each of [...parent.childNodes]) if (!wanted.has(each)) each.remove();
+  nodes.forEach((node, place) => {
+    if (parent.childNodes[place] !== node) parent.insertBefore(node, parent.childNodes[place] ?? null);
   });
 }

@@ -1,9 +1,8 @@
 // A lock's own page: who has it, who waits, what happened as far back as that is kept.
-import { arrange, clock, count, el, inWords, mark, plain, quoted, say, shortId, tail, taskOf, units, what, wrap } from "./format.js";
-import { askToBreak, askToDrop, askToEnd, askToSuspend, askToResume } from "./actions.js";
-import { Lease, about, argumentsOf, whoWaits } from "./rows.js";
-import { Timeline, how, saidOf } from "./timeline.js";
-import { STATES } from "./states.js";
+import { clock, count, el, h, patch, plain, quoted, shortId, tail, taskOf, units, what, wrapped } from "./format.js";
+import { askToBreak, askToDrop, askToEnd, askToResume, askToSuspend, suspensions } from "./actions.js";
+import { about as aboutOf, argumentsOf, leaseOf, stateOf, whoWaits } from "./rows.js";
+import { Timeline, how } from "./timeline.js";
 import { depthOf, isHeld, told } from "./trouble.js";
 
 const MOST = 200;
@@ -12,38 +11,22 @@ const LOOK_BACK = 10_000; // ms between two looks at the history
 export class LockPage {
   #model;
   #place = document.getElementById("lock");
-  #name = null;
+  #name = undefined; // nothing is open yet; null for none
+  title = ""; // of the lock that is shown
+  #back = "#/";
   #detail = null;
   #history = null; // not known yet
   #lookedBack = -Infinity;
   #asked = 0;
   #answered = 0; // the newest question whose answer is shown
+  #slots = el("div.slots");
+  #lanes = el("ul.lanes");
+  #axis = el("div.axis", { "aria-hidden": "true" });
   #timeline;
-  #slots = new Map();
-  #parts;
-  #shown = {};
 
   constructor(model) {
     this.#model = model;
-    const part = this.#parts = {
-      back: el("a", { href: "#/" }, "← all locks"), title: el("h2"), label: el("span.label"), key: el("code"),
-      command: el("code"), state: el("p.note"), slots: el("div.slots"),
-      lanes: el("ul.lanes"), axis: el("div.axis", { "aria-hidden": "true" }),
-      waiting: el("h3"), room: el("ol.room"), deferred: el("ul.room"), past: el("tbody"),
-      drop: el("button.break", { type: "button", onclick: () => this.#askToDrop() }, "Drop them …"),
-      suspend: el("button.break", { type: "button", onclick: () => askToSuspend(this.#shown, this.#model.about) }, "Suspend …"),
-    };
-    this.#place.append(
-      el("p", {}, part.back),
-      el("div.title", {}, part.title, part.label, part.suspend), el("p.key", {}, part.key), part.state, part.slots,
-      el("section", {}, part.axis, part.lanes),
-      el("div.columns", {},
-        el("section", {}, el("div.head", {}, part.waiting, part.drop), part.room, part.deferred),
-        el("section", {}, el("h3", {}, "What happened"), el("table.past", {},
-          el("thead", {}, el("tr", {}, ...["At", "What", "How long", "Skipped, refused", "Who"].map((text) => el("th", { scope: "col" }, text)))),
-          part.past))),
-      el("p.note", {}, "In a terminal: ", part.command));
-    this.#timeline = new Timeline(model, part.lanes, part.axis);
+    this.#timeline = new Timeline(model, this.#lanes, this.#axis);
   }
 
   // Show the lock with that name; null for none. `back` is the address of the list.
@@ -51,11 +34,15 @@ export class LockPage {
     this.#place.hidden = name === null;
     if (name === this.#name) return;
     this.#name = name;
+    this.#back = back;
     this.#detail = null;
     this.#history = null;
     this.#lookedBack = -Infinity;
-    mark(this.#parts.back, "href", back);
     if (name !== null) this.ask();
+  }
+
+  get name() {
+    return this.#name;
   }
 
   async ask() {
@@ -78,71 +65,59 @@ export class LockPage {
 
   show() {
     if (this.#name === null) return;
-    const part = this.#parts, items = [...(this.#model.lanes.get(this.#name)?.values() ?? [])];
-    const rows = this.#model.locks().get(this.#name) ?? [];
+    const model = this.#model, now = model.now(), { about, live, looked } = model;
+    const items = model.lanes().get(this.#name) ?? [], rows = model.locks().get(this.#name) ?? [];
     const thing = { ...this.#history?.find((run) => run.task), ...items.findLast((item) => item.task), ...rows[0], name: this.#name };
-    tail(part.title, plain(taskOf(thing) || "Lock"));
-    wrap(part.label, what(thing));
-    wrap(part.key, plain(rows[0]?.key ?? this.#name));
-    say(part.command, `celery -A ${quoted(plain(this.#model.about.app || "proj"))} redislock show ${quoted(plain(this.#name))}`);
-    this.#shown = thing;
-    part.suspend.hidden = !(this.#model.about.may_break && rows[0]?.key) || rows.some((row) => row.state === "suspended");
-    const { live, looked } = this.#model;
-    say(part.state, rows.length ? "" : looked ? `Nobody ${live ? "holds it and nobody waits for it now" : "held it or waited for it"}.` : "Not known yet.");
-    this.#showSlots(rows);
+    const waiting = rows[0]?.waiting ?? 0;
+    this.title = [what(thing), taskOf(thing)].filter(Boolean).join(" · ");
+    patch(this.#place, [
+      h("p", {}, h("a", { href: this.#back }, "← all locks")),
+      h("div.title", {}, h("h2.tail", { tabindex: -1 }, tail(plain(taskOf(thing) || "Lock"))), h("span.label", {}, wrapped(what(thing))),
+        action("Suspend …", about.may_break && rows[0]?.key && !rows[0].suspension, () => askToSuspend(thing, about))),
+      h("p.key", {}, h("code", {}, wrapped(plain(rows[0]?.key ?? this.#name)))),
+      h("ul.suspended", {}, suspensions(model, thing)),
+      h("p.note", {}, rows.length ? "" : looked ? `Nobody ${live ? "holds it and nobody waits for it now" : "held it or waited for it"}.` : "Not known yet."),
+      this.#slots,
+      h("section", {}, this.#axis, this.#lanes),
+      h("div.columns", {},
+        h("section", {}, h("div.head", {},
+          h("h3", {}, waiting ? `${count(waiting, "waits", "wait")} behind it` : looked ? "Nobody waits behind it" : "Who waits is not known yet"),
+          action("Drop them …", about.may_break && waiting, () => this.#askToDrop())),
+        h("ol.room", {}, this.#room(rows[0] ?? {}, waiting))),
+        h("section", {}, h("h3", {}, "What happened"), h("table.past", {},
+          h("thead", {}, h("tr", {}, ["At", "What", "How long", "Skipped, refused", "Who"].map((text) => h("th", { scope: "col" }, text)))),
+          h("tbody", {}, this.#past(items, now))))),
+      h("p.note", {}, "In a terminal: ", h("code", {}, `celery -A ${quoted(plain(about.app || "proj"))} redislock show ${quoted(plain(this.#name))}`)),
+    ]);
     this.#timeline.show(items.length ? [this.#name] : []);
-    this.#showRoom(rows[0] ?? {});
-    this.#showDeferred(items);
-    this.#showPast(items);
+    this.tick();
   }
 
-  #showSlots(rows) {
-    const before = this.#slots;
-    this.#slots = new Map(rows.map((row) => [row.id, before.get(row.id) ?? new Slot(this.#model)]));
-    for (const row of rows) this.#slots.get(row.id).update(row);
-    arrange(this.#parts.slots, [...this.#slots.values()].map((slot) => slot.element));
-  }
-
-  #showRoom(row) {
-    const { room = [] } = this.#detail ?? {};
-    const waiting = row.waiting ?? 0;
-    say(this.#parts.waiting, waiting ? `${count(waiting, "waits", "wait")} behind it` : this.#model.looked ? "Nobody waits behind it" : "Who waits is not known yet");
-    this.#parts.drop.hidden = !(this.#model.about.may_break && waiting);
-    const shown = room.map((each) => {
+  #room(row, waiting) {
+    const { room = [] } = this.#detail ?? {}, more = waiting - room.length;
+    return [...room.map((each) => {
       const who = whoWaits(each, row), given = argumentsOf(each);
       const facts = [given === who ? "" : given, `id ${plain(each.task_id)}`, each.age === undefined ? "" : `for ${units(each.age)}`,
         each.published_for === undefined ? "" : `published ${units(each.published_for)} ago, not taken`,
         each.passed_over ? "no worker that looked can publish it" : ""];
-      return el("li", {}, el("strong", {}, who), el("span.note", {}, facts.filter(Boolean).join(" · ")));
-    });
-    if (waiting > room.length) shown.push(el("li.more", {}, `${(waiting - room.length).toLocaleString("en")} more, in the room or in pool slots`));
-    this.#parts.room.replaceChildren(...shown);
+      return h("li", {}, h("strong", {}, who), h("span.note", {}, facts.filter(Boolean).join(" · ")));
+    }), more > 0 ? h("li.more", {}, `${more.toLocaleString("en")} more, in the room or in pool slots`) : null];
   }
 
-  #showDeferred(items) {
-    const open = items.filter((item) => item.kind === "wait" && item.what === "deferred" && item.ended === undefined);
-    this.#parts.deferred.replaceChildren(...open.map((item) => el("li", {}, el("strong", {}, item.label ? plain(item.label) : shortId(item.task_id)),
-      el("span.note", {}, `deferred for ${units(this.#model.now() - item.began)}`,
-        item.back_at ? `, comes back at ${clock(item.back_at)}` : "", ` · id ${plain(item.task_id)}`))));
-  }
-
-  // The runs that the history has, and what events told beside them.
-  #showPast(items) {
-    const runs = this.#history ?? [], fences = new Set(runs.map((run) => run.fence));
-    const others = items.filter((item) => item.kind !== "wait" && !(item.kind === "run" && fences.has(item.fence)));
-    const all = [...runs.map(asItem), ...others].sort((a, b) => b.began - a.began);
-    this.#parts.past.replaceChildren(...all.slice(0, MOST).map((item) => {
-      const isMark = item.kind === "mark";
-      const said = isMark ? `${item.count > 1 ? `${item.count} × ` : ""}${saidOf(item)}` : how(item).replace(/ (for|after)$/, "");
-      const long = isMark ? "" : units((item.ended ?? this.#model.now()) - item.began);
-      const who = el("td", { title: plain(item.task_id ?? "") });
-      wrap(who, [item.task_id && shortId(item.task_id), item.node && plain(item.node)].filter(Boolean).join(" · "));
-      return el("tr", { class: isMark ? item.what : item.how ?? item.kind }, el("td", {}, clock(item.began)),
-        el("td", {}, said), el("td", {}, long), el("td", {}, item.turned_away ? count(item.turned_away, "call") : ""), who);
-    }));
+  // The runs that the history has, and those that go on.
+  #past(items, now) {
+    const goOn = items.filter((item) => item.kind === "run" && item.ended === undefined), fences = new Set(goOn.map((item) => item.fence));
+    const over = (this.#history ?? []).filter((run) => run.how !== "running" && !fences.has(run.fence));
+    const all = [...goOn, ...over.map((run) => ({ ...run, kind: "run", ended: run.ended ?? run.began }))].sort((a, b) => b.began - a.began);
     const rest = !this.#history ? "What was before is not known yet" : !all.length ? plain(this.#model.forgetful) || "Nothing that is kept"
-      : all.length >= MOST ? `The last ${MOST}: in a terminal, history shows more` : "";
-    if (rest) this.#parts.past.append(el("tr", {}, el("td", { colspan: 5 }, rest)));
+      : all.length >= MOST ? `The last ${MOST}: in a terminal, history shows more`
+      : this.#model.keptSince(this.#name) > -Infinity ? "Older runs are not kept" : "";
+    return [...all.slice(0, MOST).map((item) => {
+      const said = how(item).replace(/ (for|after)$/, ""), took = item.how === "lapsed" ? "?" : units((item.ended ?? now) - item.began);
+      const who = [item.task_id && shortId(item.task_id), item.node && plain(item.node)].filter(Boolean).join(" · ");
+      return h("tr", { class: item.how ?? item.kind }, h("td", {}, clock(item.began)), h("td", {}, said),
+        h("td", {}, took), h("td", {}, item.turned_away ? count(item.turned_away, "call") : ""), h("td", { title: plain(item.task_id ?? "") }, wrapped(who)));
+    }), rest ? h("tr", {}, h("td", { colspan: 5 }, rest)) : null];
   }
 
   // Names those who wait now: the last answer may be older, or not there yet.
@@ -151,13 +126,15 @@ export class LockPage {
     await this.ask();
     if (name !== this.#name) return; // another lock's page is open by now
     const row = this.#model.rowOf(name);
-    const shown = (this.#detail?.room ?? []).map((each) => `${whoWaits(each, row)} · ${about(each)}`);
+    const shown = (this.#detail?.room ?? []).map((each) => `${whoWaits(each, row)} · ${aboutOf(each)}`);
     if (row) askToDrop(row, shown, this.#model.about);
   }
 
+  // What ages between two messages.
   tick() {
-    for (const slot of this.#slots.values()) slot.tick();
-    if (this.#name !== null) this.#timeline.draw();
+    const model = this.#model, now = model.now();
+    patch(this.#slots, (model.locks().get(this.#name) ?? []).map((row) => slot(row, model, now)));
+    this.#timeline.draw();
   }
 }
 
@@ -166,56 +143,22 @@ async function fetchJson(address) {
   return answer.ok ? answer.json() : null;
 }
 
-// A run of the history as an item of the timeline.
-function asItem(run) {
-  const lasts = run.how === "running";
-  return { ...run, kind: "run", how: lasts ? undefined : run.how, ended: run.ended ?? (lasts ? undefined : run.began) };
-}
+// A button, if that may be done.
+const action = (text, may, onclick) => h("button.break", { type: "button", hidden: !may, onclick }, text);
 
 // One holder of the lock.
-class Slot {
-  state = el("span.state");
-  facts = el("dl");
-  lease = new Lease();
-  held = el("span");
-  trouble = el("span.trouble");
-  end = el("button.break", { type: "button", onclick: () => askToEnd(this.row, this.model.about) }, "End the run …");
-  resume = el("button.break", { type: "button", onclick: () => askToResume(this.row, this.model.about) }, "Resume …");
-  button = el("button.break", { type: "button", onclick: () => askToBreak(this.row, this.model.about) }, "Break …");
-  element = el("div.slot", {}, el("div.line", {}, this.state, this.held, this.lease.element, this.trouble,
-    el("span.buttons", {}, this.end, this.resume, this.button)), this.facts);
-  row = null;
-
-  constructor(model) {
-    this.model = model;
-  }
-
-  update(row) {
-    this.row = row;
-    mark(this.state, "data-state", row.state);
-    mark(this.state, "title", STATES[row.state]);
-    this.button.hidden = !(this.model.about.may_break && row.holder);
-    this.resume.hidden = !(this.model.about.may_break && row.state === "suspended");
-    this.end.hidden = this.button.hidden || !isHeld(row) || !row.task_id;
-    const task = taskOf(row), usual = this.model.usual[task], warn = this.model.about.warn_after?.[task];
-    const facts = { Arguments: argumentsOf(row), Says: row.description, Task: row.task_id, Attempt: row.attempt || null, Node: row.node, Process: row.pid,
-      Since: row.acquired_at && clock(row.acquired_at), Usually: usual && units(usual), "Warns after": warn && units(warn),
-      Queue: depthOf(row, this.model), Fence: row.fence, "Replaced by": row.replaced_by, "Broken by": row.broken_by,
-      "Lost because": row.lost_because };
-    const shown = Object.entries(facts).filter(([, value]) => value !== undefined && value !== null && value !== "");
-    this.facts.replaceChildren(...shown.map(([name, value]) => {
-      const said = el("dd");
-      wrap(said, plain(value));
-      return el("div", {}, el("dt", {}, name), said);
-    }));
-    this.tick();
-  }
-
-  tick() {
-    const now = this.model.now(), since = this.row.acquired_at;
-    say(this.state, inWords(this.row, now));
-    say(this.held, since === undefined ? "" : `for ${units(now - since)}`);
-    say(this.trouble, told(this.row, this.model, now));
-    this.lease.update(this.row, now);
-  }
+function slot(row, model, now) {
+  const { about } = model, warn = about.warn_after?.[taskOf(row)];
+  const since = row.acquired_at, mayBreak = about.may_break && row.holder;
+  const facts = { Arguments: argumentsOf(row), Says: row.description, Task: row.task_id, Attempt: row.attempt || null, Node: row.node, Process: row.pid,
+    Since: since && clock(since), Usually: row.usual && units(row.usual), "Warns after": warn && units(warn),
+    Queue: depthOf(row, model), Fence: row.fence, "Replaced by": row.replaced_by, "Broken by": row.broken_by, "Lost because": row.lost_because };
+  const shown = Object.entries(facts).filter(([, value]) => value !== undefined && value !== null && value !== "");
+  return h("div.slot", { key: row.id },
+    h("div.line", {}, stateOf(row, now), h("span", {}, since === undefined ? "" : `for ${units(now - since)}`), leaseOf(row, now),
+      h("span.trouble", {}, told(row, model, now)),
+      h("span.buttons", {}, action("End the run …", mayBreak && isHeld(row) && row.task_id, () => askToEnd(row, about)),
+        action("Resume …", about.may_break && row.suspension, () => askToResume(row, about)),
+        action("Break …", mayBreak, () => askToBreak(row, about)))),
+    h("dl", {}, shown.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, wrapped(plain(value)))))));
 }

@@ -1,27 +1,28 @@
-// What the server has told: the rows of the present, and the items of the past.
+// What the server has told: the rows of the present, and the runs of the past.
+import { GOING_ON, KEPT } from "./states.js";
 import { isHeld } from "./trouble.js";
 
 export class Model {
   rows = new Map();
-  items = new Map();
-  lanes = new Map(); // the items by their lock's name
+  runs = new Map(); // those that have ended
+  items = new Map(); // of all lanes
   about = {};
-  events = { any: false, trouble: "" };
   trouble = "";
   forgetful = "";
   version = 0;
+  number = 0; // of the last answer
   looked = false; // whether the rows are what somebody has seen
   connected = false; // to the page's server
   asOf = null; // when the last look was
+  away = null; // how many calls were skipped or refused, and since when
   queues = []; // those in which messages have waited for a while
   unread = []; // those of them that nobody reads
-  gaps = []; // from when until when nobody looked
-  usual = {}; // how many seconds the tasks' runs take
-  #counted = { away: 0, lost: 0 };
-  #lost = new Map(); // how many items of a lock tell that a run lost it
+  suspended = []; // what operators keep from running
+  #keptSince = {}; // by lock, since when all its runs are kept, if it is lately
   #offset = null;
   #locks = new Map();
-  #locksOf = -1;
+  #lanes = new Map();
+  #groupedAt = -1;
 
   // Whether what it says is so now.
   get live() {
@@ -34,13 +35,20 @@ export class Model {
     return performance.now() / 1000 + (this.#offset ?? 0);
   }
 
-  apply(message) {
-    this.#setClock(message.now);
+  // Take in an answer: what has changed since the last one.
+  apply(answer) {
+    this.#setClock(answer.now);
+    for (const change of answer.changes) this.#change(change);
+    this.number = answer.number;
+    this.asOf = answer.as_of;
+    this.forgetful = answer.forgetful;
+    this.version += 1;
+  }
+
+  #change(message) {
     if (message.all) {
       this.rows.clear();
-      this.items.clear();
-      this.lanes.clear();
-      this.#lost.clear();
+      this.runs.clear();
       this.about = message.about;
       this.looked = message.looked;
     }
@@ -51,18 +59,14 @@ export class Model {
       if (row) row.expires_at = end;
     }
     for (const id of message.gone ?? []) this.rows.delete(id);
-    for (const item of message.past ?? []) this.#keep(item);
-    for (const id of message.dropped ?? []) this.#drop(id);
-    this.gaps = message.gaps ?? this.gaps;
-    this.usual = message.usual ?? this.usual;
+    for (const run of message.runs ?? []) this.runs.set(run.id, run);
+    for (const id of message.dropped ?? []) this.runs.delete(id);
+    this.#keptSince = message.kept_since ?? this.#keptSince;
     this.queues = message.queues ?? this.queues;
     this.unread = message.unread ?? this.unread;
-    this.#counted = message.totals ?? this.#counted;
+    this.suspended = message.suspended ?? this.suspended;
+    if (message.away !== undefined) this.away = message.away;
     if (message.trouble !== undefined) this.trouble = message.trouble;
-    this.asOf = message.as_of;
-    this.events = message.events;
-    this.forgetful = message.forgetful;
-    this.version += 1;
   }
 
   #setClock(now) {
@@ -71,81 +75,77 @@ export class Model {
     if (this.#offset === null || Math.abs(offset - this.#offset) > 0.5) this.#offset = offset;
   }
 
-  #keep(item) {
-    this.#countLost(this.items.get(item.id), -1);
-    this.#countLost(item, 1);
-    this.items.set(item.id, item);
-    if (!this.lanes.has(item.lock)) this.lanes.set(item.lock, new Map());
-    this.lanes.get(item.lock).set(item.id, item);
-  }
+  // Since when it is known what ran under this lock.
+  keptSince = (name) => (this.forgetful ? Infinity : this.#keptSince[name] ?? -Infinity);
 
-  // The server forgets what is too old, and says so.
-  #drop(id) {
-    const lock = this.items.get(id)?.lock, lane = this.lanes.get(lock);
-    this.#countLost(this.items.get(id), -1);
-    this.items.delete(id);
-    lane?.delete(id);
-    if (lane?.size === 0) this.lanes.delete(lock);
-  }
+  hasLost = (name) => this.lanes().get(name)?.some((item) => item.how === "lost") ?? false;
 
-  #countLost(item, by) {
-    if (item?.what === "lost" || item?.how === "lost") this.#lost.set(item.lock, (this.#lost.get(item.lock) ?? 0) + by);
-  }
-
-  hasLost = (name) => this.#lost.get(name) > 0;
-
-  // Whether this is the mark of calls that were skipped or refused.
-  isAway = (item) => item.kind === "mark" && this.about.turned_away.includes(item.what);
+  // How many calls the shown runs of this lock let be skipped or refused.
+  awayOf = (name) => (this.lanes().get(name) ?? []).reduce((sum, item) => sum + (item.turned_away ?? 0), 0);
 
   // The queue in which the message waits that has this lock, if it has waited for a while; and that if nobody reads it.
   queueOf = (row) => queueIn(this.queues, row);
   unreadOf = (row) => queueIn(this.unread, row);
 
-  // How many calls were skipped or refused in the window, as far as this lock's lane shows.
-  turnedAway(name) {
-    let told = 0, kept = 0;
-    for (const item of this.lanes.get(name)?.values() ?? []) {
-      if (this.isAway(item)) told += item.count;
-      kept += item.turned_away ?? 0;
-    }
-    return Math.max(told, kept);
-  }
-
   // Those that nobody can know are missing.
   totals() {
     if (!this.looked) return {};
-    const totals = { held: 0, waiting: 0, untaken: 0, ...this.#counted };
-    const waiting = new Map(), untaken = new Map();
-    for (const row of this.rows.values()) {
-      if (row.state === "without its lock") continue; // the lock's own rows count
-      waiting.set(row.name, row.waiting);
-      untaken.set(row.name, row.untaken ?? 0);
-      if (isHeld(row)) totals.held += 1;
+    const totals = { held: 0, waiting: 0, untaken: 0 };
+    for (const rows of this.locks().values()) {
+      const [row] = rows.filter((each) => each.state !== "without its lock"); // the lock's own rows count
+      totals.waiting += row?.waiting ?? 0;
+      totals.untaken += row?.untaken ?? 0;
+      totals.held += rows.filter(isHeld).length;
     }
-    for (const each of waiting.values()) totals.waiting += each;
-    for (const each of untaken.values()) totals.untaken += each;
-    if (this.forgetful && !this.events.any) {
-      if (!totals.away) delete totals.away;
-      if (!totals.lost) delete totals.lost;
-    }
-    return totals;
+    if (this.away) totals.away = this.away.count;
+    const lost = [...this.lanes().values()].flat().filter((item) => item.how === "lost").length;
+    return lost || !this.forgetful ? { ...totals, lost } : totals;
   }
 
   // The rows by their lock's name: a lock with a limit has one for each slot.
   locks() {
-    if (this.#locksOf !== this.version) {
-      this.#locks = new Map();
-      for (const row of this.rows.values()) {
-        if (this.#locks.has(row.name)) this.#locks.get(row.name).push(row);
-        else this.#locks.set(row.name, [row]);
-      }
-      for (const rows of this.#locks.values()) rows.sort((a, b) => (a.key < b.key ? -1 : 1));
-      this.#locksOf = this.version;
-    }
+    this.#group();
     return this.#locks;
   }
 
+  // By its lock's name, what the timeline shows: runs, for what the lock is kept, those that wait.
+  lanes() {
+    this.#group();
+    return this.#lanes;
+  }
+
+  #group() {
+    if (this.#groupedAt === this.version) return;
+    this.#groupedAt = this.version;
+    this.#locks = grouped(this.rows.values());
+    for (const rows of this.#locks.values()) rows.sort((a, b) => (a.key < b.key ? -1 : 1));
+    const items = [...this.runs.values()].map((run) => ({ kind: "run", ...run, ended: run.ended ?? run.began }));
+    this.items = new Map(items.map((item) => [item.id, item]));
+    for (const row of this.rows.values()) for (const item of this.#itemsOf(row)) this.items.set(item.id, item);
+    this.#lanes = grouped(this.items.values());
+  }
+
+  #itemsOf(row) {
+    const found = [], id = `${row.fence}:${row.name}`, run = this.runs.get(id);
+    if (GOING_ON.includes(row.state) && row.acquired_at && run?.ended === undefined) {
+      found.push({ ...row, kind: "run", id, began: row.acquired_at, how: row.state === "without its lock" ? "lost" : undefined });
+    }
+    const kept = row.state === "queued" ? row.acquired_at : run?.ended;
+    if (KEPT.includes(row.state) && kept) found.push({ ...row, kind: "kept", id: `kept ${row.id}`, began: kept, turned_away: 0 });
+    for (const each of row.next ?? []) if (each.since) found.push({ kind: "wait", name: row.name, ...each, id: `${each.task_id} waits for ${row.name}`, began: each.since });
+    return found;
+  }
+
   rowOf = (name) => this.locks().get(name)?.[0] ?? null;
+}
+
+function grouped(things) {
+  const by = new Map();
+  for (const each of things) {
+    if (by.has(each.name)) by.get(each.name).push(each);
+    else by.set(each.name, [each]);
+  }
+  return by;
 }
 
 const queueIn = (queues, row) => (row.state !== "queued" ? undefined : queues.find((each) => each.task === row.task

@@ -1,57 +1,64 @@
 // The page: hears what the server tells, and shows it.
-import { askToBreakAll, askToDropAll } from "./actions.js";
-import { arrange, clock, count, el, mark, plain, say, setNoArguments, taskOf, zone } from "./format.js";
+import { askToBreakAll, askToDropAll, suspensions } from "./actions.js";
+import { clock, count, el, h, mark, patch, plain, say, setNoArguments, taskOf, zone } from "./format.js";
 import { LockPage } from "./lock.js";
 import { Model } from "./model.js";
 import { Rows } from "./rows.js";
-import { BEGIN, addressOf, matcher, readView } from "./search.js";
-import { SPANS, Timeline, legend, lines, setSpan } from "./timeline.js";
+import { BEGIN, addressOf, matcher, noFilters, readView } from "./search.js";
+import { SPANS, Timeline, lines } from "./timeline.js";
 import { isHeld, rankOf } from "./trouble.js";
 
 const at = (id) => document.getElementById(id);
 const model = new Model();
 const rows = new Rows(model);
-const timeline = new Timeline(model, at("lanes"), at("axis"));
+const timeline = new Timeline(model, at("lanes"), at("axis"), at("legend"));
 const lockPage = new LockPage(model);
 const FEW_LANES = 14, MANY_LANES = 60;
 const APART = 200; // ms between two times that everything is shown anew
-const HIDDEN_FOR = 60_000; // ms after which a page that nobody sees hears no more
+const HIDDEN_FOR = 60_000; // ms after which a page that nobody sees asks no more
+const PATIENCE = 30_000; // ms for an answer
 // What each tile counts, since when, and the word that finds it.
 const TILES = [["held", "held", "now"], ["waiting", "waiting", "now"], ["untaken", "not taken", "now"],
-  ["away", "skipped or refused", "last 15 min"], ["lost", "lost", "last 15 min"]];
+  ["away", "skipped or refused", "since"], ["lost", "lost", "last 15 min"]];
 
 let view = { ...BEGIN };
 let allLanes = false;
-let lanesShown = [];
 let pending = false;
 let shownAt = 0;
 let ticks = 0;
-let source = null;
-let hiding = null;
+let leftFrom = null; // what had the keyboard when a lock was opened
+let hiddenAt = null;
+let wakeUp = () => {};
 
 // -- hearing --------------------------------------------------------------------------------------
 
-function listen() {
-  source = new EventSource("api/stream");
-  source.onopen = () => { model.connected = true; soon(); };
-  source.onerror = () => {
-    model.connected = false;
-    // Where the server refused, the browser does not try again by itself.
-    if (source?.readyState === EventSource.CLOSED) setTimeout(() => { source?.close(); listen(); }, 3000);
-    soon();
-  };
-  source.onmessage = (event) => {
-    model.connected = true;
-    model.apply(JSON.parse(event.data));
+// Ask again and again what has changed, while somebody sees the page.
+async function listen() {
+  for (;;) {
+    if (hiddenAt === null || performance.now() - hiddenAt < HIDDEN_FOR) await ask();
+    await new Promise((wake) => { wakeUp = wake; setTimeout(wake, model.connected ? 1000 * (model.about.every ?? 1) : 3000); });
+  }
+}
+
+async function ask() {
+  let told;
+  try {
+    const answer = await fetch(`api/changes?since=${model.number}`, { signal: AbortSignal.timeout(PATIENCE) });
+    told = answer.ok ? await answer.json() : null;
+  } catch {
+    told = null; // the connection, or what is between
+  }
+  model.connected = told !== null;
+  if (told) {
+    model.apply(told);
     setNoArguments(model.about.no_arguments);
-    soon();
-  };
+  }
+  soon();
 }
 
 document.addEventListener("visibilitychange", () => {
-  clearTimeout(hiding);
-  if (document.hidden) hiding = setTimeout(() => { source?.close(); source = null; }, HIDDEN_FOR);
-  else if (source === null) listen();
+  hiddenAt = document.hidden ? performance.now() : null;
+  if (!document.hidden) wakeUp();
 });
 
 // -- the address ----------------------------------------------------------------------------------
@@ -63,8 +70,6 @@ function follow() {
     view = read;
     at("query").value = view.q;
     for (const name of ["task", "node", "order"]) choose(at(name), view[name]);
-    setSpan(view.span);
-    for (const each of at("span").querySelectorAll("input")) each.checked = each.value === view.span;
   }
   soon();
 }
@@ -101,11 +106,20 @@ function show() {
   showState();
   showTiles();
   showChoices();
-  const name = readView().lock ?? null;
-  for (const id of ["filter", "timeline", "list", "tiles"]) at(id).hidden = name !== null;
+  const name = readView().lock ?? null, before = lockPage.name;
+  if (name !== null && before === null) leftFrom = document.activeElement;
+  for (const id of ["filter", "timeline", "list", "tiles", "no-filter", "suspended"]) at(id).hidden = name !== null;
   lockPage.open(name, addressOf(view));
   if (name === null) showAll();
   else lockPage.show();
+  document.title = plain([model.version && !model.live && "not live", name === null ? view.q : lockPage.title, "Locks"].filter(Boolean).join(" · "));
+  if (before !== undefined && name !== before) refocus(name);
+}
+
+// The keyboard is where one reads on: at the lock's title; and on return where one was.
+function refocus(name) {
+  const there = leftFrom?.isConnected && leftFrom !== document.body;
+  (name !== null ? document.querySelector("#lock h2") : there ? leftFrom : at("list-title")).focus();
 }
 
 function showState() {
@@ -119,28 +133,16 @@ function showState() {
   say(at("list-title"), live || !asOf ? "Now" : `As of ${asOf}`);
   at("trouble").hidden = live || !model.version;
   if (!at("trouble").hidden) say(at("trouble"), plain(`${why.charAt(0).toUpperCase()}${why.slice(1).replace(/\.$/, "")}. ${shown}`));
-  arrange(at("unread"), model.unread.map((each, place) => {
-    const item = at("unread").children[place] ?? el("li");
-    say(item, plain(`No worker that answers reads the queue ${each.queue}: ${count(each.count, "call")} of ${each.task} ${each.count === 1 ? "waits" : "wait"} in it, since ${clock(each.since)}.`));
-    return item;
-  }));
+  patch(at("unread"), model.unread.map((each) => h("li", {}, plain(`No worker that answers reads the queue ${each.queue}: `
+    + `${count(each.count, "call")} of ${each.task} ${each.count === 1 ? "waits" : "wait"} in it, since ${clock(each.since)}.`))));
   say(at("where"), plain([about.app, about.server].filter(Boolean).join(" · ")));
 }
 
 function showTiles() {
-  const totals = model.totals(), box = at("tiles");
-  if (!box.children.length) {
-    box.append(...TILES.map(([id, text, when]) => el("button", { type: "button", id: `tile-${id}`, onclick: () => toggle(`is:${id}`) },
-      el("strong"), el("span", {}, text), el("span.when", {}, when))));
-  }
-  for (const [id, , when] of TILES) {
-    const tile = at(`tile-${id}`);
-    say(tile.firstChild, totals[id]?.toLocaleString("en") ?? "–");
-    mark(tile, "title", totals[id] === undefined ? "not known" : "");
-    say(tile.lastChild, when === "now" && !model.live ? "then" : when);
-    mark(tile, "data-some", totals[id] > 0);
-    mark(tile, "aria-pressed", view.q.split(/\s+/).includes(`is:${id}`));
-  }
+  const totals = model.totals(), words = view.q.split(/\s+/);
+  patch(at("tiles"), TILES.map(([id, text, when]) => h("button", { type: "button", id: `tile-${id}`, onclick: () => toggle(`is:${id}`),
+    title: totals[id] === undefined ? "not known" : "", "data-some": totals[id] > 0, "aria-pressed": words.includes(`is:${id}`) },
+  h("strong", {}, totals[id]?.toLocaleString("en") ?? "–"), h("span", {}, text), h("span.when", {}, when === "since" ? model.away ? `since ${clock(model.away.since, false)}` : "" : when === "now" && !model.live ? "then" : when))));
 }
 
 function showChoices() {
@@ -167,7 +169,7 @@ function showAll() {
   const isLock = (it) => it.state !== "broken" || view.q.includes("state:");
   const matches = (it) => isLock(it) && asked(it);
   const grouped = !view.q.includes("state:");
-  const { found, pages, at: shown } = rows.show(matches, view.order, Number(view.page) - 1, grouped);
+  const { found, pages, at: shown, names } = rows.show(matches, view.order, Number(view.page) - 1, grouped);
   const total = [...model.locks().values()].filter((each) => each.some(isLock)).length;
   say(at("count"), !model.looked ? "" : found === total ? count(total, "lock") : `${found.toLocaleString("en")} of ${count(total, "lock")}`);
   at("none").hidden = found > 0;
@@ -177,7 +179,10 @@ function showAll() {
   say(at("page"), `page ${shown + 1} of ${pages}`);
   at("previous").disabled = shown === 0;
   at("next").disabled = shown === pages - 1;
-  showLanes(matches, grouped);
+  showLanes(names, matches, grouped);
+  const things = () => [...model.rows.values(), ...model.items.values()];
+  say(at("no-filter"), plain(noFilters(view.q, (q) => things().some(matcher({ q }, model)))));
+  patch(at("suspended"), suspensions(model));
   at("drop-all").hidden = !(model.about.may_break && toDrop().length);
   at("break-all").hidden = !(model.about.may_break && toBreak().length);
 }
@@ -193,59 +198,36 @@ function toBreak() {
   return view.node ? [...model.rows.values()].filter((row) => isHeld(row) && row.holder && matches(row)) : [];
 }
 
-// The lanes go to the locks that are in trouble, or that most happened to.
+// A lane for each lock of the list to which something happened, in the list's order; then for those whose runs are over.
 // Those whose messages only wait in a queue show nothing, and are left out where they are one row.
-function showLanes(matches, grouped) {
-  const names = [], now = model.now(), locks = model.locks();
-  for (const name of new Set([...model.lanes.keys(), ...locks.keys()])) {
-    const its = locks.get(name) ?? [], items = model.lanes.get(name)?.values() ?? [];
-    let latest = 0, busy = its[0]?.waiting ?? 0, found = its.some(matches);
-    let happened = !grouped || !its.length || !its.every((row) => row.state === "queued");
-    for (const item of items) {
-      latest = Math.max(latest, item.began);
-      if (item.kind === "mark" || item.kind === "wait") busy += item.count ?? 1;
-      found ||= matches(item);
-      happened ||= item.kind !== "kept";
-    }
-    const rank = Math.max(model.hasLost(name) ? 3 : 0, ...its.map((row) => rankOf(row, model, now)));
-    if (found && latest && happened) names.push({ name, rank, busy, latest });
-  }
-  names.sort((a, b) => b.rank - a.rank || b.busy - a.busy || b.latest - a.latest || (a.name < b.name ? -1 : 1));
-  const most = allLanes ? MANY_LANES : FEW_LANES;
-  // A lane keeps its place while its lock is one of those that might have one.
-  const might = new Set(names.slice(0, 2 * most).map(({ name }) => name));
-  const urgent = names.slice(0, most).filter(({ rank }) => rank).map(({ name }) => name);
-  const kept = lanesShown.filter((name) => might.has(name) && !urgent.includes(name));
-  lanesShown = [...new Set([...urgent, ...kept, ...might])].slice(0, most).sort();
-  timeline.show(lanesShown);
-  at("axis").hidden = !lanesShown.length;
-  sayOfLanes(names.length - lanesShown.length, names.length);
+function showLanes(listed, matches, grouped) {
+  const lanes = model.lanes(), locks = model.locks(), latest = (name) => Math.max(...lanes.get(name).map((item) => item.began));
+  const shown = listed.filter((name) => lanes.has(name) && !(grouped && locks.get(name).every((row) => row.state === "queued") && lanes.get(name).every((item) => item.kind === "kept")));
+  const over = [...lanes.keys()].filter((name) => !locks.has(name) && lanes.get(name).some(matches));
+  const names = [...shown, ...over.sort((a, b) => latest(b) - latest(a))];
+  timeline.show(names.slice(0, allLanes ? MANY_LANES : FEW_LANES), view.span);
+  for (const each of at("span").querySelectorAll("input")) each.checked = each.value === timeline.span;
+  at("axis").hidden = !names.length;
+  sayOfLanes(Math.max(names.length - (allLanes ? MANY_LANES : FEW_LANES), 0), names.length);
 }
 
 function sayOfLanes(hidden, all) {
   const note = at("lanes-note"), said = [];
   if (!all && model.looked) said.push(view.q || view.task || view.node ? "Nothing that matches has happened. " : "Nothing has happened yet. ");
-  if (model.events.trouble) said.push(plain(model.events.trouble));
-  else if (!model.events.any) said.push("No events of workers yet: with -E they tell who was skipped or refused, and how runs end.");
   if (model.forgetful) said.push(` ${plain(model.forgetful)}`);
-  const key = JSON.stringify([said, hidden, allLanes]);
-  if (note.dataset.key === key) return;
-  note.dataset.key = key;
-  note.replaceChildren(said.join(""));
-  if (hidden > 0 || allLanes) {
-    const text = allLanes ? `Show fewer${hidden > 0 ? `; ${hidden} more match` : ""}` : `${count(hidden, "more lock")}: show more`;
-    note.append(" ", el("button", { type: "button", onclick: () => { allLanes = !allLanes; soon(); } }, text));
-  }
+  const text = allLanes ? `Show fewer${hidden > 0 ? `; ${hidden} more match` : ""}` : `${count(hidden, "more lock")}: show more`;
+  const more = h("button", { type: "button", onclick: () => { allLanes = !allLanes; soon(); } }, text);
+  patch(note, [said.join(""), ...(hidden > 0 || allLanes ? [" ", more] : [])]);
 }
 
 // -- the tip: who, and how long -------------------------------------------------------------------
 
 function showTip(event) {
-  const item = model.items.get(Number(event.target.closest?.("[data-item]")?.dataset.item));
-  const tip = at("tip");
-  tip.hidden = !item;
-  if (!item) return;
-  tip.replaceChildren(...lines(item, model).map((line, number) => el(number ? "p" : "strong", {}, line)));
+  const { item: id, note } = event.target.closest?.("[data-item], [data-note]")?.dataset ?? {};
+  const item = model.items.get(id), tip = at("tip"), said = item ? lines(item, model) : note ? [note] : [];
+  tip.hidden = !said.length;
+  if (tip.hidden) return;
+  patch(tip, said.map((line, number) => h(number ? "p" : "strong", {}, line)));
   const left = Math.min(event.clientX + 14, window.innerWidth - tip.offsetWidth - 8);
   const below = event.clientY + 18 + tip.offsetHeight < window.innerHeight;
   tip.style.left = `${Math.max(left, 8)}px`;
@@ -254,9 +236,8 @@ function showTip(event) {
 
 // -- begin ----------------------------------------------------------------------------------------
 
-at("legend").append(...legend());
 at("span").append(...Object.keys(SPANS).map((name) => el("label", {}, el("input", { type: "radio", name: "span", value: name }), name)));
-at("span").addEventListener("change", (event) => { setSpan(event.target.value); change({ span: event.target.value }); });
+at("span").addEventListener("change", (event) => change({ span: event.target.value }));
 say(at("zone"), `All times: ${zone()}`);
 at("filter").addEventListener("submit", (event) => event.preventDefault());
 at("query").addEventListener("input", () => change({ q: at("query").value }));

@@ -1,17 +1,18 @@
 // What is looked for, and how the address says it: a colleague who opens it sees the same.
 import { taskOf, what } from "./format.js";
+import { STATES } from "./states.js";
 import { isHeld, troubles } from "./trouble.js";
 
 const FIELDS = { task: taskOf, label: what, node: (it) => it.node ?? "", state: (it) => it.state ?? "",
-  id: (it) => it.task_id ?? "", key: (it) => it.key ?? it.lock ?? "" };
+  id: (it) => it.task_id ?? "", key: (it) => it.key ?? it.name };
 
 // What the tiles ask for. Each is for a row or an item of the timeline.
 const IS = {
   held: (it) => isHeld(it) && it.ended === undefined,
-  waiting: (it) => it.waiting > 0 || (it.kind === "wait" && it.ended === undefined),
+  waiting: (it) => it.waiting > 0 || it.kind === "wait",
   untaken: (it) => it.untaken > 0,
-  away: (it, model) => it.away > 0 || model.isAway(it),
-  lost: (it, model) => (it.kind ? it.what === "lost" || it.how === "lost" : model.hasLost(it.name)),
+  away: (it, model) => model.awayOf(it.name) > 0,
+  lost: (it, model) => model.hasLost(it.name),
   trouble: (it, model) => !it.kind && troubles(it, model, model.now()).length > 0,
 };
 
@@ -21,6 +22,17 @@ export function matcher(view, model) {
   if (view.task) tests.push((it) => taskOf(it) === view.task);
   if (view.node) tests.push((it) => it.node === view.node);
   return (it) => tests.every((test) => test(it));
+}
+
+// What is said of the words that look like filters, and are none; "" if there are none. `finds` tells whether a text is there.
+export function noFilters(query, finds) {
+  return words(query).map((word) => {
+    const [, field, rest] = /^(\w+):(.+)$/.exec(word) ?? [], names = (of) => Object.keys(of).map((each) => `${field}:${each}`).join(", ");
+    if (field === "is") return Object.hasOwn(IS, rest) ? "" : `There is no filter ${word}. There are: ${names(IS)}.`;
+    if (field === "state") return Object.keys(STATES).some((state) => testOf(word)({ state })) ? "" : `There is no state ${unquoted(rest)}. There are: ${names(STATES)}.`;
+    if (!field || Object.hasOwn(FIELDS, field) || finds(word)) return "";
+    return `There is no filter ${field}:, so this is looked for as a text. There are: ${[...Object.keys(FIELDS), "is"].map((each) => `${each}:`).join(", ")}.`;
+  }).filter(Boolean).join(" ");
 }
 
 // The words of a query; what is in quotes is one word, and is looked for as a whole.
@@ -47,12 +59,12 @@ function testOf(word, model) {
 
 const unquoted = (word) => word.replace(/^"|"$/g, "");
 const escaped = (text) => text.replace(/[.*+?^${}()|[\]\\/]/g, "\\$&");
-const texts = (it) => [it.task, it.name, it.lock, it.label, it.node, it.task_id, it.key, it.state,
+const texts = (it) => [it.task, it.name, it.label, it.node, it.task_id, it.key, it.state,
   ...(it.next ?? []).flatMap((each) => [each.task_id, each.label])].filter(Boolean).map(String);
 
 // -- the address ----------------------------------------------------------------------------------
 
-export const BEGIN = { q: "", task: "", node: "", order: "trouble", span: "15 min", page: "1" };
+export const BEGIN = { q: "", task: "", node: "", order: "trouble", span: "", page: "1" };
 
 // The view that the address names: {lock} or the list's fields.
 export function readView() {

@@ -1,159 +1,108 @@
-// The timeline: a lane for each lock, bars for runs, thin lines for those that wait, and marks.
-import { arrange, clock, count, el, href, mark, plain, say, shortId, svg, tail, taskOf, units, what } from "./format.js";
+// The timeline: a lane for each lock, bars for runs, thin lines for those that wait.
+import { clock, count, h, href, patch, plain, shortId, tail, taskOf, units, what } from "./format.js";
 
-const RUN = 16, GAP = 3, WAIT = 5, TOP = 13;
+const RUN = 16, GAP = 3, WAIT = 5, TOP = 13, SIGN = 9, APART = 34;
 const MOST_WAITS = 4, MOST_ROWS = 8;
 // How far back it goes, and where the axis has its ticks, in seconds.
 export const SPANS = { "1 min": [60, 10], "5 min": [300, 60], "15 min": [900, 120] };
-let span = SPANS["15 min"];
-// They are drawn as one that waits.
-const NO_MARK = new Set(["queued", "coalesced", "debounced", "replacing"]);
-
-// How a mark looks: around 0 0, about ten pixels wide.
-const SHAPES = {
-  skipped: "M-4-5h8l-4 7z", raised: "M-4-5h8l-4 7z", replaced: "M-4-5h8l-4 7z", revoked: "M-4-5h8l-4 7z",
-  deferred: "M0-6l4.5 4.5l-4.5 4.5l-4.5-4.5z",
-  lost: "M-4.5-6l4.5 3l4.5-3v2.6l-2.4 1.9l2.4 1.9v2.6l-4.5-3l-4.5 3v-2.6l2.4-1.9l-2.4-1.9z",
-  broken: "M-5-4.5l1.5-1.5l3.5 3.5l3.5-3.5l1.5 1.5l-3.5 3.5l3.5 3.5l-1.5 1.5l-3.5-3.5l-3.5 3.5l-1.5-1.5l3.5-3.5z",
-  recovered: "M-5-1.5h3.5v-3.5h3v3.5h3.5v3h-3.5v3.5h-3v-3.5h-3.5z",
-};
-const SAID = {
-  skipped: "skipped", raised: "refused", replaced: "replaced by a newer one",
-  revoked: "revoked while it waited", deferred: "deferred", coalesced: "waits as the newest",
-  queued: "waits for its turn", debounced: "waits for quiet", replacing: "told the holder to end",
-  lost: "lost its lock", broken: "an operator took its lock",
-  recovered: "recovered",
-};
-const LEGEND = [["bar running", "runs"], ["bar succeeded", "succeeded"], ["bar ended", "ended"], ["bar failed", "failed, died or lost its lock"],
-  ["bar retried", "is tried again"], ["bar replaced", "replaced or revoked"], ["bar kept", "kept, without a run"],
-  ["bar unseen", "until nobody looked"], ["waiting open", "waits"], ["waiting", "waited"], ["skipped", "skipped"],
-  ["raised", "refused: LockConflict"], ["replaced", "replaced"], ["revoked", "revoked"], ["deferred", "deferred"],
-  ["lost", "lost its lock"], ["broken", "taken away by an operator"], ["recovered", "recovered"], ["gap", "nobody looked"]];
+// How a run ended: the sign in its bar, and what it means. No two have the same colour and sign.
+const ENDS = { running: ["", "runs"], succeeded: ["", "succeeded"], retried: ["", "is tried again"], replaced: ["»", "replaced by a newer one"],
+  released: ["", "released"], ignored: ["–", "ignored"], "not run": ["°", "did not run"], ended: ["…", "ended; how is being read"],
+  failed: ["×", "failed"], rejected: ["«", "rejected"], died: ["†", "its process died"], terminated: ["‡", "its worker ended it"],
+  lost: ["!", "lost its lock"], broken: ["÷", "an operator took its lock"], lapsed: ["?", "nobody released it; when it ended is not kept"] };
+// The other things that are drawn.
+const OTHERS = { kept: "kept, without a run", waiting: "waits", away: "skipped or refused meanwhile", gap: "not kept" };
 
 export class Timeline {
-  #lanes = new Map();
+  #names = [];
   #model;
   #list;
   #axis;
-  #width = 0;
+  #legend;
+  #chosen = "";
 
-  constructor(model, list, axis) {
+  constructor(model, list, axis, legend) {
     this.#model = model;
     this.#list = list;
     this.#axis = axis;
+    this.#legend = legend;
   }
 
-  // Draw the lanes of these locks.
-  show(names) {
-    const before = this.#lanes;
-    this.#lanes = new Map(names.map((name) => [name, before.get(name) ?? new Lane(name)]));
-    arrange(this.#list, [...this.#lanes.values()].map((lane) => lane.element));
+  // Draw the lanes of these locks, so far back; "" for as far as something began or ended.
+  show(names, span = "") {
+    this.#names = names;
+    this.#chosen = span;
     this.draw();
+    if (!this.#list.previousWidth) this.draw(); // only what is there has a width
+  }
+
+  // The name of the span that is shown.
+  get span() {
+    if (SPANS[this.#chosen]) return this.#chosen;
+    const now = this.#model.now(), ages = this.#names.flatMap((name) => this.#model.lanes().get(name) ?? [])
+      .flatMap((item) => [now - item.began, now - (item.ended ?? now)]);
+    const fits = ([, [seconds]]) => !ages.some((age) => age > seconds && age < SPANS["15 min"][0]);
+    return Object.entries(SPANS).find(fits)[0];
   }
 
   draw() {
-    const first = this.#lanes.values().next().value;
-    if (!first) return;
-    this.#width = first.track.clientWidth;
-    const until = this.#model.now(), since = until - span[0];
-    const x = (time) => ((Math.max(time, since) - since) / (until - since)) * this.#width;
-    for (const lane of this.#lanes.values()) lane.draw(this.#model, x, since, until, this.#width);
-    if (this.#axis) this.#drawAxis(x, since, until, this.#model.live);
-  }
-
-  #drawAxis(x, since, until, live) {
-    const step = span[1] * (this.#width < 500 ? 2 : 1);
-    const ticks = [];
-    for (let at = Math.ceil(since / step) * step; at < until; at += step) {
-      const tick = el("span", {}, clock(at, span[0] < 100));
-      tick.style.left = `${x(at)}px`;
-      if (x(at) > 14 && x(at) < this.#width - (live ? 44 : 80)) ticks.push(tick);
-    }
-    const now = el("span.now", {}, live ? "now" : clock(until));
-    now.style.left = `${this.#width}px`;
-    this.#axis.replaceChildren(el("div", {}, ...ticks, now));
+    const width = this.#list.querySelector("svg")?.clientWidth ?? 0, until = this.#model.now();
+    const [seconds, step] = SPANS[this.span], since = until - seconds, drawn = new Set();
+    this.#list.previousWidth = width;
+    const x = (time) => ((Math.min(Math.max(time, since), until) - since) / seconds) * width;
+    const frame = { model: this.#model, x, since, until, step, width, drawn };
+    patch(this.#list, this.#names.map((name) => lane(name, frame)));
+    if (this.#names.length) patch(this.#axis, [axis(frame)]);
+    if (this.#legend) patch(this.#legend, [...Object.keys(ENDS), ...Object.keys(OTHERS)].filter((kind) => drawn.has(kind)).map(explained));
   }
 }
 
-class Lane {
-  title = el("a");
-  name = el("span.label");
-  track = svg("svg", { role: "img" });
-  grid = svg("g", { class: "grid" });
-  waits = svg("g");
-  runs = svg("g");
-  marks = svg("g");
-  element;
-  #made = new Map();
+// Where the ticks are.
+function* steps(since, until, step) {
+  for (let at = Math.ceil(since / step) * step; at < until; at += step) yield at;
+}
 
-  constructor(lock) {
-    mark(this.title, "href", href(lock));
-    this.lock = lock;
-    this.track.append(this.grid, this.waits, this.runs, this.marks);
-    this.element = el("li", {}, el("div.whose", {}, this.title, this.name), this.track);
-  }
+function axis({ model: { live }, x, since, until, step, width }) {
+  const ticks = [...steps(since, until, step * (width < 500 ? 2 : 1))].filter((at) => x(at) > 14 && x(at) < width - (step < 60 ? 60 : 44) - (live ? 0 : 36));
+  return h("div", {}, ticks.map((at) => h("span", { style: { left: `${x(at)}px` } }, clock(at, step < 60))),
+    h("span.now", { style: { left: `${width}px` } }, live ? "now" : clock(until)));
+}
 
-  draw(model, x, since, until, width) {
-    const all = [...(model.lanes.get(this.lock)?.values() ?? [])];
-    this.#say(model, all);
-    const items = all.filter((item) => item.kind === "mark" ? item.began > since : (item.ended ?? until) > since);
-    const runs = items.filter((item) => item.kind === "run" || item.kind === "kept");
-    const rows = inRows(runs, until, MOST_ROWS);
-    const waits = inRows(items.filter((item) => item.kind === "wait"), until, MOST_WAITS);
-    const bottom = TOP + Math.max(rows.length, 1) * (RUN + GAP);
-    const height = bottom + waits.length * WAIT + 3;
-    mark(this.track, "height", height);
-    this.#drawGrid(model.gaps, x, since, until, height);
-    const before = this.#made;
-    this.#made = new Map();
-    const place = (item, parent, make) => {
-      const made = before.get(item.id) ?? make(item);
-      if (made.parentNode !== parent) parent.append(made);
-      this.#made.set(item.id, made);
-      return made;
-    };
-    rows.forEach((row, at) => row.forEach((item) => {
-      bar(place(item, this.runs, makeBar), item, x, until, TOP + at * (RUN + GAP), RUN);
-    }));
-    waits.forEach((row, at) => row.forEach((item) => {
-      bar(place(item, this.waits, makeBar), item, x, until, bottom + at * WAIT, WAIT - 2);
-    }));
-    for (const item of items.filter((each) => each.kind === "mark" && !NO_MARK.has(each.what))) {
-      const made = place(item, this.marks, makeMark);
-      mark(made, "transform", `translate(${Math.min(x(item.began), width - 5).toFixed(1)} 7)`);
-    }
-    for (const [id, made] of before) if (!this.#made.has(id)) made.remove();
-  }
+function lane(name, frame) {
+  const { model, x, since, until, step, width, drawn } = frame;
+  const all = model.lanes().get(name) ?? [], items = all.filter((item) => (item.ended ?? until) > since);
+  const runs = inRows(items.filter((item) => item.kind !== "wait"), until, MOST_ROWS);
+  const waits = inRows(items.filter((item) => item.kind === "wait"), until, MOST_WAITS);
+  const bottom = TOP + Math.max(runs.length, 1) * (RUN + GAP), height = bottom + waits.length * WAIT + 3;
+  const bars = (rows, top, apart, high) => h("g", {}, rows.flatMap((row, at) => row.map((item) => bar(item, frame, top + at * apart, high))));
+  const thing = { ...all.findLast((item) => item.task), ...model.rowOf(name), name }, kept = x(model.keptSince(name));
+  if (kept) drawn.add("gap");
+  return h("li", { key: name },
+    h("div.whose", {}, h("a.tail", { href: href(name), title: plain(name) }, tail(plain(taskOf(thing) || name))), h("span.label", {}, what(thing))),
+    h("svg", { role: "img", height, "aria-label": `${count(all.filter((item) => item.kind === "run").length, "run")}, ${count(model.awayOf(name), "call")} skipped or refused, ${model.rowOf(name)?.waiting ?? 0} waiting` },
+      h("g", { class: "grid" },
+        kept ? h("rect", { x: 0, y: 0, width: kept, height, class: "gap", "data-note": model.forgetful || "The history keeps no older runs of this lock" }) : null,
+        [...steps(since, until, step)].map((at) => h("line", { x1: x(at), x2: x(at), y1: 0, y2: height }))),
+      bars(waits, bottom, WAIT, WAIT - 2), bars(runs, TOP, RUN + GAP, RUN),
+      h("g", {}, turnedAway(items, frame))));
+}
 
-  #say(model, items) {
-    const row = model.rowOf(this.lock);
-    const last = items.findLast((item) => item.task) ?? {};
-    const thing = { ...last, ...row, lock: this.lock, name: this.lock };
-    tail(this.title, plain(taskOf(thing) || this.lock));
-    say(this.name, what(thing));
-    mark(this.title, "title", plain(this.lock));
-    const runs = items.filter((item) => item.kind === "run").length;
-    const waits = items.filter((item) => item.kind === "wait" && item.ended === undefined).length;
-    const said = `${count(runs, "run")}, ${count(model.turnedAway(this.lock), "call")} skipped or refused, ${waits} waiting`;
-    mark(this.track, "aria-label", said);
+// How many calls the runs turned away, where they ended; of runs that are close together, in one sum.
+function turnedAway(items, { x, until, width, drawn }) {
+  const marks = [];
+  for (const item of items.filter((each) => each.turned_away).sort((a, b) => (b.ended ?? until) - (a.ended ?? until))) {
+    const at = Math.min(x(item.ended ?? until), width - 3), last = marks.at(-1);
+    if (last && last.at - at < APART) last.calls += item.turned_away;
+    else marks.push({ item, at, calls: item.turned_away });
   }
-
-  #drawGrid(gaps, x, since, until, height) {
-    const step = span[1], lines = [];
-    for (const [from, to] of gaps.filter((gap) => gap[1] > since)) {
-      lines.push(svg("rect", { x: x(from), y: 0, width: x(to) - x(from), height, class: "gap" }));
-    }
-    for (let at = Math.ceil(since / step) * step; at < until; at += step) {
-      lines.push(svg("line", { x1: x(at), x2: x(at), y1: 0, y2: height }));
-    }
-    this.grid.replaceChildren(...lines);
-  }
+  if (marks.length) drawn.add("away");
+  return marks.map(({ item, at, calls }) => h("text", { key: item.id, "data-item": item.id, class: "away", x: at.toFixed(1), y: TOP - 3 }, `▾${calls.toLocaleString("en")}`));
 }
 
 // These side by side in as few rows as it takes: two in two rows overlap.
 function inRows(items, until, most) {
   const rows = [];
-  for (const item of items.sort((a, b) => a.began - b.began || a.id - b.id)) {
+  for (const item of items.sort((a, b) => a.began - b.began || (a.id < b.id ? -1 : 1))) {
     const row = rows.find((each) => (each.at(-1).ended ?? until) <= item.began + 0.05);
     if (row) row.push(item);
     else if (rows.length < most) rows.push([item]);
@@ -161,67 +110,39 @@ function inRows(items, until, most) {
   return rows;
 }
 
-const makeBar = (item) => {
-  const made = svg("rect", { rx: 2.5, "data-item": item.id });
-  return made;
-};
-const makeMark = (item) => svg("path", { d: SHAPES[item.what] ?? SHAPES.skipped, "data-item": item.id,
-  class: `mark ${item.what}` });
+const endOf = (item) => (item.kind === "run" ? item.how ?? (item.ended === undefined ? "running" : "ended") : item.kind === "wait" ? "waiting" : "kept");
+const look = (kind) => (kind === "waiting" || kind === "gap" ? kind : `bar ${kind.replace(" ", "-")}`);
 
-function bar(made, item, x, until, y, height) {
-  const left = x(item.began), right = x(item.ended ?? until);
-  mark(made, "x", left.toFixed(1));
-  mark(made, "width", Math.max(right - left, 2).toFixed(1));
-  mark(made, "y", y);
-  mark(made, "height", height);
-  const open = item.ended === undefined;
-  if (item.kind === "wait") mark(made, "class", open ? "waiting open" : "waiting");
-  else if (item.kind === "kept") mark(made, "class", `bar kept ${item.how ?? ""}`);
-  else mark(made, "class", `bar ${open ? "running" : item.how ?? "ended"}`);
+function bar(item, { x, until, drawn }, y, height) {
+  const left = x(item.began), end = endOf(item), sign = ENDS[end]?.[0] ?? "", wide = Math.max(x(item.ended ?? until) - left, sign ? SIGN : 2);
+  drawn.add(end);
+  return h("g", { key: item.id, "data-item": item.id },
+    h("rect", { rx: 2.5, x: left.toFixed(1), width: wide.toFixed(1), y, height, class: look(end) }),
+    sign ? h("text", { class: `sign ${end.replace(" ", "-")}`, x: (left + wide - SIGN / 2).toFixed(1), y: y + 12 }, sign) : null);
 }
 
-export function setSpan(name) {
-  span = SPANS[name] ?? SPANS["15 min"];
-}
-
-export function legend() {
-  return LEGEND.map(([kind, text]) => {
-    const shape = SHAPES[kind] ? svg("path", { d: SHAPES[kind], class: `mark ${kind}`, transform: "translate(8 8)" })
-      : svg("rect", { x: 0, y: kind.startsWith("waiting") ? 5 : 2, width: 16, height: kind.startsWith("waiting") ? 3 : 10, rx: 2, class: kind });
-    return el("li", {}, svg("svg", { width: 16, height: 14, "aria-hidden": "true" }, shape), text);
-  });
+function explained(kind) {
+  const sign = kind === "away" ? "▾" : ENDS[kind]?.[0], low = kind === "waiting";
+  return h("li", { key: kind }, h("svg", { width: 16, height: 14, "aria-hidden": "true" },
+    kind === "away" ? null : h("rect", { x: 0, y: low ? 5 : 1, width: 16, height: low ? 3 : 12, rx: 2, class: look(kind) }),
+    sign ? h("text", { class: kind === "away" ? "away" : `sign ${kind.replace(" ", "-")}`, x: kind === "away" ? 12 : 8, y: 11 }, sign) : null), ENDS[kind]?.[1] ?? OTHERS[kind]);
 }
 
 // -- what an item says ----------------------------------------------------------------------------
 
 export function lines(item, model) {
   const who = [item.label ? plain(item.label) : null, item.task ? plain(item.task) : null].filter(Boolean).join(" · ");
-  const said = [who || "a run"];
-  const id = item.task_id ? `${shortId(item.task_id)}${item.attempt ? `, attempt ${item.attempt + 1}` : ""}` : "";
-  if (item.kind === "mark") {
-    said.push(`${item.count > 1 ? `${item.count} × ` : ""}${SAID[item.what] ?? plain(item.what)} at ${clock(item.began)}`);
-    if (item.by) said.push(`because of ${shortId(item.by)}`);
-    if (item.by_whom) said.push(`by ${plain(item.by_whom)}`);
-    if (item.reason) said.push(plain(item.reason));
-  } else {
-    said.push(`${how(item)} ${units((item.ended ?? model.now()) - item.began)}`);
-    said.push(`${clock(item.began)} – ${item.ended === undefined ? "now" : clock(item.ended)}`);
-    if (item.how === "unseen") said.push("then nobody looked");
-    if (item.kind === "wait" && item.back_at && item.ended === undefined) said.push(`deferred until ${clock(item.back_at)}`);
-    if (item.turned_away) said.push(`${count(item.turned_away, "call")} skipped or refused meanwhile`);
-  }
-  if (id) said.push(id);
-  if (item.node) said.push(plain(item.node) + (item.pid ? ` · ${item.pid}` : ""));
-  if (item.args) said.push(plain(item.args));
-  return said;
+  const lapsed = item.how === "lapsed", ended = item.ended === undefined ? "now" : clock(item.ended);
+  return [who || "a run", lapsed ? ENDS.lapsed[1] : `${how(item)} ${units((item.ended ?? model.now()) - item.began)}`,
+    lapsed ? `${clock(item.began)} – ?` : `${clock(item.began)} – ${ended}`,
+    item.turned_away && `${count(item.turned_away, "call")} skipped or refused meanwhile`,
+    item.task_id && `${shortId(item.task_id)}${item.attempt ? `, attempt ${item.attempt + 1}` : ""}`,
+    item.node && plain(item.node) + (item.pid ? ` · ${item.pid}` : ""), item.args && plain(item.args)].filter(Boolean);
 }
 
 export function how(item) {
-  if (item.kind === "wait") return item.ended === undefined ? "waits for" : "waited for";
-  if (item.kind === "kept") return `${item.state ?? "kept"} for`;
-  if (item.ended === undefined) return "runs for";
-  if (item.how === "unseen") return "was seen for";
+  if (item.kind === "wait") return "waits for";
+  if (item.kind === "kept") return `${item.state} for`;
+  if (item.ended === undefined) return item.how === "lost" ? "runs without its lock for" : "runs for";
   return item.how ? `${plain(item.how)} after` : "ran for";
 }
-
-export const saidOf = (item) => SAID[item.what] ?? plain(item.what);

@@ -3,6 +3,7 @@ import { count, plain, taskOf, units } from "./format.js";
 import { RUNNING } from "./states.js";
 
 const SILENT = 4;
+const ODD = 1; // seconds beyond twice its usual time from which a run is conspicuous
 
 export const isHeld = (row) => RUNNING.includes(row.state);
 
@@ -25,9 +26,9 @@ export function troubles(row, model, now) {
   if (silent) found.push([SILENT, `no heartbeat for ${units(silent)}`]);
   if (isHeld(row) && row.acquired_at !== undefined) {
     const held = now - row.acquired_at, task = taskOf(row);
-    const warn = model.about.warn_after?.[task], usual = model.usual[task];
+    const warn = model.about.warn_after?.[task];
     if (warn && held > warn) found.push([3, `longer than ${units(warn)}`]);
-    else if (usual && held > Math.max(3 * usual, usual + 10)) found.push([2, `longer than ${units(usual)}, its usual time`]);
+    else if (row.usual && held > 2 * row.usual + ODD) found.push([2, `usually ${units(row.usual)}`]);
   }
   return found;
 }

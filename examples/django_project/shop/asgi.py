@@ -1,6 +1,6 @@
 """Django's views, and the page of locks for its staff. From the folder above:
 
-uvicorn shop.asgi:application --timeout-graceful-shutdown 2
+uvicorn shop.asgi:application
 """
 
 import os

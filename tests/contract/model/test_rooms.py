@@ -129,14 +129,16 @@ BROKEN: dict[str, tuple[Sequence[str], str, str, int]] = {
     "who has begun goes last": (["park"], "in_front == '1' and 'LPUSH' or 'RPUSH'", "'RPUSH'", 1),
     "who runs is parked": (["park"], "if is_own or", "if", 15),
     "who may go is parked": (
-        ["park"], "if not (waits_first or suspension) and (is_there or not before) and may_go(member)",
+        ["park"],
+        "if not (waits_first or suspension) and (is_there or not before) and may_go(member)",
         "if false", 2),
     "a limit is no limit": (["park"], "if limit and not before and", "if false and", 7),
     # Debounce
     "a debounced one runs before it is quiet": (
         ["park"], "math.min(now + quiet, first_call + longest)", "0", 0),
     "a debounced one does not wait for quiet if the lock is free": (
-        ["park"], "if not (waits_first or suspension) and (is_there", "if not suspension and (is_there", 4),
+        ["park"], "if not (waits_first or suspension) and (is_there",
+        "if not suspension and (is_there", 4),
     "a newer call begins max_wait anew": (
         ["park"], "(before and state.first_call or now)", "now", 3),
     "quiet is waited for without end": (

@@ -1,29 +1,28 @@
-"""The page's bounds: how long a silent viewer, a silent connection and an old look are kept; and
+"""The page's bounds: how long a silent connection and an old look are kept; and
 which queues nobody reads, as RabbitMQ and the workers tell.
 """
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import socket
-import threading
 import time
 
 import pytest
 
 from celery_redislock.inspection.locks import snapshot
 from celery_redislock.inspection.queues import in_queues
-from celery_redislock.protocol import holders
-from celery_redislock.web import hub, look, serve, stream
+from celery_redislock.web import hub, look, serve
 from celery_redislock.web.present import Present
 from tests.support.looking import end, make_app, take
 from tests.support.site import Site, messages
-from tests.support.waiting import eventually
 
 
 class Commanded(Site):
     """The page as the command serves it."""
 
-    server = serve.Server
+    server = staticmethod(serve.server_of)
 
 
 @pytest.fixture
@@ -44,27 +43,10 @@ def test_a_look_that_takes_its_time_tells_no_lease_again(app, monkeypatch):
         return found
 
     take(app, "sync", "one")
-    present = Present(lambda name: 0)
+    present = Present(lambda slot: None)
     present.update(look.look(app))
     monkeypatch.setattr(look, "snapshot", slowly)
     assert present.update(look.look(app)).to_dict() == {}
-
-
-def test_a_viewer_that_takes_nothing_gives_up_its_place(site, app, monkeypatch):
-    monkeypatch.setattr(hub, "VIEWERS", 1)
-    monkeypatch.setattr(stream, "STALLED", 0.3)
-    monkeypatch.setattr(holders, "LONGEST", 10**6)  # no label is cut
-    for number in range(40):  # more than the buffers of a connection hold
-        take(app, "sync", f"{number}", lock_label="x" * 200_000)
-    with socket.create_connection(("127.0.0.1", site.port)) as stalled:
-        stalled.sendall(b"GET /api/stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        assert stalled.recv(12) == b"HTTP/1.1 200"
-
-        def may_watch():
-            with site.http.stream("GET", "/api/stream") as answer:
-                return answer.status_code == 200
-
-        eventually(may_watch, "another may watch")
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /api/locks HTTP/1.1\r\nHost: loc"])
@@ -80,44 +62,37 @@ def test_a_connection_that_asks_for_nothing_is_closed(app, monkeypatch, sent):
         told.close()
 
 
-def test_a_history_that_cannot_be_read_at_first_is_read_from_its_beginning_later(
-    own_redis, label, monkeypatch
-):
+def test_a_connection_that_asks_now_and_then_is_not_closed(app, monkeypatch):
+    monkeypatch.setattr(serve, "SILENT", 2.0)
+    with (
+        Commanded(app) as site,
+        contextlib.closing(http.client.HTTPConnection("127.0.0.1", site.port, 20)) as asking,
+    ):
+        asking.connect()
+        first = asking.sock
+        for _ in range(8):
+            time.sleep(0.6)  # less than half of what is silence
+            asking.request("GET", "/static/icon.svg")
+            assert asking.getresponse().read()
+            assert asking.sock is first, "the same connection"
+
+
+def test_a_history_that_cannot_be_read_at_first_is_read_later(own_redis, label, monkeypatch):
     monkeypatch.setattr(hub, "LOOK_BACK", 0.2)
     owner = make_app(own_redis.url, label)
     end(owner, take(owner, "sync", "x", history=True), "failed", took=0.1)
-    time.sleep(0.6)  # it ended longer ago than the page looks back from the last moment known
     denied = "-zrangebyscore"
     with own_redis.client() as client:
         client.acl_setuser("some", True, passwords="+pw", keys="*", commands=["+@all", denied])
         with Site(make_app(own_redis.url.replace("://", "://some:pw@"), label)) as site:
             told = messages(site)
             first = next(told)
-            assert (first["trouble"], first["past"]) == ("", [])
+            assert (first["trouble"], first["runs"], first["away"]) == ("", [], None)
             assert first["forgetful"].startswith("no history: ")
             client.execute_command("ACL", "SETUSER", "some", denied.replace("-", "+"))
-            (run,) = next(each["past"] for each in told if not each["forgetful"])
+            (run,) = next(each["runs"] for each in told if not each["forgetful"] and each["runs"])
             assert (run["task_id"], run["how"]) == ("id-of-x", "failed")
             told.close()
-
-
-def test_it_listens_for_events_only_while_somebody_watches(redis_server, label, monkeypatch):
-    before = set(threading.enumerate())  # those of other tests may be about to end
-
-    def listening():
-        new = set(threading.enumerate()) - before
-        return [each for each in new if each.name == "redislock-listener"]
-
-    monkeypatch.setattr(hub, "LINGER", 0.1)
-    with Site(make_app(redis_server.url, label, broker_url=f"{redis_server.url}/4")) as site:
-        for _ in range(2):
-            viewers = [messages(site) for _ in range(2)]
-            for told in viewers:
-                assert next(told)["all"]
-            assert len(listening()) == 1, "for both"
-            for told in viewers:
-                told.close()
-            eventually(lambda: not listening(), "nobody watches, and nobody listens")
 
 
 def test_a_queue_that_rabbitmq_knows_a_consumer_of_is_read(rabbitmq, redis_server, label):

@@ -1,4 +1,4 @@
-"""The last quarter of an hour, put together from looks at the store and from events."""
+"""The last quarter of an hour, as the history has it; and the rows of the present."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from celery_redislock.inspection.history import PastRun
 from celery_redislock.inspection.locks import Found
 from celery_redislock.protocol.holders import Holder
 from celery_redislock.protocol.keys import lock_keys
-from celery_redislock.web.counts import WINDOW
-from celery_redislock.web.items import MOST
 from celery_redislock.web.look import Seen
-from celery_redislock.web.past import Past
+from celery_redislock.web.past import LAST, MOST, OF_LOCK, OF_TASK, WINDOW, Past
 from celery_redislock.web.present import Present
-from celery_redislock.web.waits import FOLLOWED
 
 T0 = 1_000_000.0
+#: How many runs a bucket keeps.
+KEPT = 20
 
 
 def key_of(name, prefix="p"):
@@ -34,206 +33,176 @@ def lives(now, seconds):
     return {"lives_for": seconds, "expires_at": now + seconds}
 
 
-def event(kind, name, task_id, **more):
-    more = {f"redislock_{k}": v for k, v in more.items()}
-    key = key_of(name)
-    return {"type": f"task-lock-{kind}", "uuid": task_id, "redislock_key": key, **more}
+def seen(at, *slots, first=None):
+    return Seen(at, list(slots), first or {}, [])
 
 
-@pytest.fixture
-def past():
-    return Past("p")
-
-
-def only(past, kind):
-    return [item for item in past.items() if item["kind"] == kind]
-
-
-def test_a_run_is_seen_from_when_it_took_the_lock_until_it_is_gone(past):
-    past.take_in(Seen(T0 + 5, [found("x", "a")], {}))
-    past.take_in(Seen(T0 + 6, [found("x", "a")], {}))
-    (run,), _ = past.take_changes()
-    assert (run["kind"], run["began"], run.get("ended")) == ("run", T0, None)
-    past.take_in(Seen(T0 + 7, [], {}))
-    (run,), _ = past.take_changes()
-    assert (run["ended"], run.get("how")) == (T0 + 7, None)
-    assert past.take_changes() == ([], [])
-
-
-def test_one_run_after_another_under_one_key_is_two_runs(past):
-    past.take_in(Seen(T0 + 1, [found("x", "a", 1)], {}))
-    past.take_in(Seen(T0 + 9, [found("x", "b", 2, began=T0 + 4)], {}))
-    first, second = only(past, "run")
-    assert (first["task_id"], first["ended"]) == ("a", T0 + 4), "when the other one began"
-    assert (second["began"], second.get("ended")) == (T0 + 4, None)
-
-
-def test_a_run_that_takes_its_vanished_lock_again_is_one_run(past):
-    past.take_in(Seen(T0 + 1, [found("x", "a", 1)], {}))
-    past.take_in(Seen(T0 + 2, [], {}))
-    for second in (3, 4):
-        past.take_in(Seen(T0 + second, [found("x", "a", 2)], {}))
-    (run,) = only(past, "run")
-    assert "ended" not in run
-    past.take_in(Seen(T0 + 5, [], {}))
-    assert only(past, "run")[0]["ended"] == T0 + 5
-
-
-def test_a_lock_that_is_kept_is_no_run(past):
-    past.take_in(Seen(T0 + 1, [found("x", "a")], {}))
-    past.take_in(Seen(T0 + 2, [found("x", "a", state="kept")], {}))
-    (run,), (kept,) = only(past, "run"), only(past, "kept")
-    assert run["ended"] == kept["began"] == T0 + 2
-    assert kept["state"] == "kept"
-
-
-def test_celerys_events_say_when_and_how_a_run_has_ended(past):
-    past.take_in(Seen(T0 + 1, [found("x", "a")], {}))
-    ended = {"type": "task-failed", "uuid": "a"}
-    assert past.cares_for(ended)
-    assert not past.cares_for({"type": "task-failed", "uuid": "somebody-elses"})
-    past.hear(ended, T0 + 1.5)
-    past.take_in(Seen(T0 + 1.6, [found("x", "a")], {}))  # a look that had begun before
-    past.take_in(Seen(T0 + 2.6, [], {}))
-    (run,) = only(past, "run")
-    assert (run["ended"], run["how"]) == (T0 + 1.5, "failed")
-
-
-def test_an_event_that_comes_after_the_look_that_saw_the_end_says_how_it_was(past):
-    past.take_in(Seen(T0 + 1, [found("x", "a")], {}))
-    past.take_in(Seen(T0 + 2, [], {}))
-    past.hear({"type": "task-succeeded", "uuid": "a"}, T0 + 2.5)
-    past.hear({"type": "task-failed", "uuid": "a"}, T0 + 9)
-    (run,) = only(past, "run")
-    assert (run["ended"], run["how"]) == (T0 + 2, "succeeded")
-
-
-def test_marks_that_come_together_are_counted(past):
-    for number in range(50):
-        past.hear(event("skipped", "x", f"id{number}", holder_task_id="a"), T0 + number / 100)
-    past.hear(event("skipped", "x", "later"), T0 + 5)
-    past.hear(event("lost", "x", "a", reason="it expired"), T0 + 5)
-    assert [(mark["what"], mark["count"]) for mark in only(past, "mark")] == [
-        ("skipped", 50),
-        ("skipped", 1),
-        ("lost", 1),
-    ]
-    assert only(past, "mark")[0]["by"] == "a"
-    past.hear({"type": "task-lock-skipped", "uuid": "x", "redislock_key": "nobody's"}, T0)
-    past.hear({"type": "task-lock-skipped"}, T0)
-    assert len(past.items()) == 3
-
-
-def test_one_that_waits_does_so_until_it_has_the_lock_or_ends(past):
-    past.hear(event("queued", "x", "b"), T0)
-    past.hear(event("deferred", "x", "c"), T0 + 1)
-    past.hear(event("deferred", "x", "c"), T0 + 4)
-    past.hear(event("acquired", "x", "b"), T0 + 3)
-    past.hear(event("revoked", "x", "c"), T0 + 6)
-    waits = [(each["task_id"], each["began"], each["ended"]) for each in only(past, "wait")]
-    assert waits == [("b", T0, T0 + 3), ("c", T0 + 1, T0 + 6)]
-    past.take_in(Seen(T0 + 7, [], {"x": [{"task_id": "d", "task": "t", "since": T0 + 6.5}]}))
-    assert only(past, "wait")[-1]["began"] == T0 + 6.5, "also without events"
-    past.take_in(Seen(T0 + 9, [found("x", "d", began=T0 + 8)], {}))
-    assert only(past, "wait")[-1]["ended"] == T0 + 8
-
-
-def test_what_is_old_is_forgotten_and_a_long_run_is_not(past):
-    past.take_in(Seen(T0, [found("long", "a")], {}))
-    past.hear(event("skipped", "x", "b"), T0)
-    past.take_in(Seen(T0 + 2 * WINDOW, [found("long", "a")], {}))
-    assert [item["lock"] for item in past.items()] == ["long"]
-
-
-def test_there_is_never_too_much_of_it_and_what_is_urgent_stays(past):
-    past.take_in(Seen(T0 + 5, [found("held for long", "a", began=T0 - 7200)], {}))
-    past.hear(event("lost", "unlucky", "u", reason="it expired"), T0 + 5)
-    for number in range(2 * MOST):
-        past.hear(event("skipped", f"lock{number}", "b"), T0 + 5 + number / 1000)
-        past.hear(event("queued", "crowded", f"id{number}"), T0 + 5 + number / 1000)
-        if number % 1000 == 0:
-            past.prune(T0 + 5 + number / 1000)
-    past.prune(T0 + 30)
-    assert len(past.items()) <= MOST
-    assert {"held for long", "unlucky"} < {item["lock"] for item in past.items()}
-    assert sum(item["kind"] == "wait" for item in past.items()) == FOLLOWED
-    assert past.counts.totals() == {"away": 2 * MOST, "lost": 1}, "all are counted"
-    changed, dropped = past.take_changes()
-    assert [item["id"] for item in changed] == [item["id"] for item in past.items()]
-    assert not {item["id"] for item in changed} & set(dropped)
-    past.take_in(Seen(T0 + 30 + WINDOW, [], {}))
-    past.take_in(Seen(T0 + 30 + 3 * WINDOW, [], {}))
-    assert past.items() == []
-    assert past.counts.totals() == {"away": 0, "lost": 0}
-    assert not any((past._runs, past._waits._of, past._marks, past._took, past._slots))
-
-
-def kept(name, task_id, fence, began, ended, how="succeeded", turned_away=0):
-    about = {"key": key_of(name), "name": name, "task": "t", "task_id": task_id, "attempt": 0}
+def kept(name, task_id, fence, began, ended, how="succeeded", turned_away=0, task="t"):
+    about = {"key": key_of(name), "name": name, "task": task, "task_id": task_id, "attempt": 0}
     about |= {"node": "w@one", "pid": 1, "label": None, "turned_away": turned_away}
     return PastRun(**about, fence=fence, began=began, ended=ended, how=how)
 
 
-def test_the_history_brings_the_runs_that_no_look_has_seen(past):
-    past.remember([kept("x", "b", 2, T0 + 3, T0 + 4, "failed"), kept("x", "a", 1, T0, T0 + 2)])
-    runs = [(each["task_id"], each["began"], each["ended"], each["how"]) for each in past.items()]
-    assert runs == [("a", T0, T0 + 2, "succeeded"), ("b", T0 + 3, T0 + 4, "failed")]
-    past.take_changes()
-    past.remember([kept("x", "a", 1, T0, T0 + 2)])
-    assert past.take_changes() == ([], []), "it is known"
+def many(number, name="x", task="t", took=1.0):
+    """So many runs one after another, the latest first."""
+    runs = [kept(name, f"id{n}", n, T0 + n, T0 + n + took, task=task) for n in range(number)]
+    return runs[::-1]
 
 
-def test_the_history_knows_best_how_a_run_has_ended(past):
-    past.take_in(Seen(T0 + 1, [found("x", "a", 7)], {}))
-    past.take_in(Seen(T0 + 3, [], {}))
-    past.remember([kept("x", "a", 7, T0, T0 + 2.25, "died", turned_away=4)])
-    (run,) = past.items()
-    assert (run["ended"], run["how"], run["turned_away"]) == (T0 + 2.25, "died", 4)
-    past.remember([kept("y", "b", 8, T0, None, "lapsed")])
-    assert past.items()[-1]["ended"] == T0, "nobody knows when"
+@pytest.fixture
+def past():
+    return Past(KEPT)
+
+
+def told(past):
+    """What is new: who ran, from when until when, and how that ended; and what is dropped."""
+    changes = past.take_changes()
+    runs = [
+        (run["task_id"], run["began"], run.get("ended"), run.get("how")) for run in changes["runs"]
+    ]
+    return runs, changes["dropped"]
+
+
+# -- the past -----------------------------------------------------------------------------------
+
+
+def test_the_runs_are_those_of_the_history_and_each_is_told_once(past):
+    runs = [kept("x", "b", 2, T0 + 3, T0 + 4, "failed"), kept("x", "a", 1, T0, T0 + 2)]
+    past.remember(runs, T0 + 5)
+    assert told(past) == (
+        [("b", T0 + 3, T0 + 4, "failed"), ("a", T0, T0 + 2, "succeeded")],
+        [],
+    )
+    past.remember(runs, T0 + 6)
+    assert told(past) == ([], [])
+    past.remember([dataclasses.replace(runs[0], turned_away=4), runs[1]], T0 + 7)
+    assert [run["turned_away"] for run in past.take_changes()["runs"]] == [4]
+    past.remember(runs, T0 + 3.5 + WINDOW)
+    assert told(past)[1] == ["1:x"], "it is too old"
+
+
+def test_when_a_run_lapsed_is_not_told_since_nobody_knows(past):
+    past.remember([kept("x", "a", 1, T0, None, "lapsed")], T0 + 5)
+    assert told(past) == ([("a", T0, None, "lapsed")], [])
+
+
+def test_how_a_run_ended_is_asked_of_the_history_which_knows_best(past):
+    assert not past.take_in(seen(T0 + 1, found("x", "a", 7)))
+    assert past.take_in(seen(T0 + 3)), "the history has something to tell"
+    assert told(past) == ([("a", T0, T0 + 3, None)], [])
+    assert past.take_in(seen(T0 + 4)), "it is not read yet"
+    past.remember([kept("x", "a", 7, T0, T0 + 2.25, "died")], T0 + 4)
+    assert not past.take_in(seen(T0 + 5))
+    assert told(past) == ([("a", T0, T0 + 2.25, "died")], [])
+
+
+def test_a_run_has_ended_when_the_next_one_began(past):
+    past.take_in(seen(T0 + 1, found("x", "a", 7)))
+    past.take_in(seen(T0 + 3, found("x", "b", 8, began=T0 + 2.5)))
+    assert told(past) == ([("a", T0, T0 + 2.5, None)], [])
+
+
+def test_what_only_a_viewer_saw_is_not_kept(past):
+    past.take_in(seen(T0 + 1, found("x", "a", 7)))
+    past.take_in(seen(T0 + 3))
+    told(past)
+    past.give_up()
+    assert told(past) == ([], ["7:x"]), "the history cannot be read"
+    past.take_in(seen(T0 + 4, found("x", "b", 8)))
+    past.take_in(seen(T0 + 5))
+    told(past)
+    past.remember([], T0 + 6)
+    assert told(past) == ([], ["8:x"]), "it has none of it"
+    other = Past(KEPT)  # that of another viewer, who came later
+    other.remember([], T0 + 4)
+    assert past.runs() == other.runs() == []
+
+
+def test_a_lane_begins_where_the_history_may_have_dropped_older_runs(past):
+    runs = many(KEPT)
+    past.remember(runs, T0 + 100)
+    assert past.kept_since(seen(T0 + 100)) == {"x": T0}
+    assert past.kept_since(seen(T0 + 100 + WINDOW)) == {}, "that is older than what is shown"
+    past.remember(runs[:-1], T0 + 100)
+    assert past.kept_since(seen(T0 + 100)) == {}, "fewer than it keeps: these are all"
+
+
+def test_a_lock_that_is_held_begins_there_too_if_others_pushed_its_runs_out(past):
+    twin = next(each for each in map(str, range(10_000)) if _bucket(each) == _bucket("x"))
+    past.remember(many(KEPT), T0 + 100)
+    assert past.kept_since(seen(T0 + 100, found(twin, "a"), found("y", "b"))) == {
+        "x": T0,
+        twin: T0,
+    }
+
+
+def test_the_tasks_of_a_bucket_share_what_it_keeps(past):
+    half = KEPT // 2
+    past.remember([*many(half), *many(half - 1, task="u")], T0 + 100)
+    assert past.kept_since(seen(T0 + 100)) == {"x": T0}
+    past.remember([*many(half - 1), *many(half - 1, task="u")], T0 + 100)
+    assert past.kept_since(seen(T0 + 100)) == {}
+
+
+def _bucket(name):
+    return key_of(name).partition("}")[0]
+
+
+def test_there_is_never_too_much_of_it_and_it_says_since_when_it_is_all():
+    past, now = Past(10 * MOST), T0 + WINDOW
+    past.remember([kept("x", str(n), n, now - n / 100, now) for n in range(MOST + 100)], now)
+    assert len(past.take_changes()["runs"]) == MOST
+    since = now - (MOST - 1) / 100
+    assert past.kept_since(seen(now, found("y", "a"))) == {"x": since, "y": since}
+
+
+def test_how_long_a_run_usually_takes_is_known_of_its_lock_or_else_of_its_task(past):
+    slot, other = found("x", "a"), found("y", "b")
+    past.remember(many(OF_LOCK - 1), T0)
+    assert past.usual(slot) is None, "these say little"
+    past.remember(many(OF_LOCK, took=2.0), T0)
+    assert (past.usual(slot), past.usual(other)) == (2.0, None)
+    past.remember([*many(OF_LOCK, took=2.0), *many(OF_TASK, name="z", took=9.0)], T0)
+    assert (past.usual(slot), past.usual(other)) == (2.0, 9.0)
+    failed = [dataclasses.replace(each, how="failed", ended=T0 + 999) for each in many(OF_LOCK)]
+    past.remember([*failed, *many(LAST, took=2.0), *many(LAST, took=500.0)], T0)
+    assert past.usual(slot) == 2.0, "those that succeeded, and the last of them"
 
 
 # -- the present ------------------------------------------------------------------------------
 
 
 def test_only_what_differs_is_told():
-    present = Present(lambda name: 0)
+    present = Present(lambda slot: None)
     one, two = found("one", "a"), found("two", "b")
-    change = present.update(Seen(T0, [one, two], {}))
+    change = present.update(seen(T0, one, two))
     assert [row["name"] for row in change.rows] == ["one", "two"]
     assert change.rows[0]["lease"] == 30.0
     assert "token" not in change.rows[0]
     later = [dataclasses.replace(each, **lives(T0 + 1, 29.05)) for each in (one, two)]
-    assert present.update(Seen(T0 + 1, later, {})) == ([], {}, []), "the same leases"
+    assert present.update(seen(T0 + 1, *later)) == ([], {}, []), "the same leases"
     extended = dataclasses.replace(one, **lives(T0 + 2, 29.9))
-    change = present.update(Seen(T0 + 2, [extended], {}))
+    change = present.update(seen(T0 + 2, extended))
     assert (change.rows, change.leases) == ([], {1: T0 + 31.9})
     assert change.gone == [2]
     waits = dataclasses.replace(extended, waiting=1)
-    change = present.update(Seen(T0 + 2, [waits], {"one": [{"task_id": "c", "since": T0}]}))
+    change = present.update(seen(T0 + 2, waits, first={"one": [{"task_id": "c", "since": T0}]}))
     assert change.rows[0]["next"] == [{"task_id": "c", "since": T0}]
-    change = present.update(Seen(T0 + 2, [waits], {"one": [{"task_id": "c", "since": T0 + 0.1}]}))
+    change = present.update(
+        seen(T0 + 2, waits, first={"one": [{"task_id": "c", "since": T0 + 0.1}]})
+    )
     assert change == ([], {}, []), "since when it waits is known to a tenth of a second"
 
 
 def test_the_next_holder_has_another_mark_and_none_tells_the_token():
-    present = Present(lambda name: 0)
+    present = Present(lambda slot: None)
     marks = set()
     for task_id in ("a", "b"):
-        (row,) = present.update(Seen(T0, [found("x", task_id)], {})).rows
+        (row,) = present.update(seen(T0, found("x", task_id))).rows
         assert task_id in row["task_id"]
         assert "of-" not in row["holder"]
         marks.add(row["holder"])
     assert len(marks) == 2
     foreign = found("x", "a", token=None, holder=None, state="foreign")
-    (row,) = present.update(Seen(T0, [foreign], {})).rows
+    (row,) = present.update(seen(T0, foreign)).rows
     assert "holder" not in row
-
-
-def test_how_long_a_task_usually_takes_is_the_median_of_runs_that_succeeded(past):
-    runs = [kept("x", f"id{n}", n, T0 + n, T0 + n + took) for n, took in enumerate((1, 9, 2))]
-    past.remember(runs[:2])
-    assert past.usual.of_tasks() == {}, "two say little"
-    past.remember(runs)
-    past.remember([*runs, kept("x", "f", 9, T0, T0 + 100, "failed")])
-    assert past.usual.of_tasks() == {"t": 2}

@@ -16,8 +16,10 @@ import pytest
 from playwright.sync_api import expect, sync_playwright
 
 from celery_redislock import RedisLock, SingletonTask
-from celery_redislock.operations import list_suspensions
+from celery_redislock.operations import list_suspensions, suspend
 from tests.support.looking import (
+    end,
+    every_state,
     keep,
     lock_named,
     make_app,
@@ -28,11 +30,15 @@ from tests.support.looking import (
     take,
 )
 from tests.support.site import TOKEN, Site
-from tests.support.waiting import eventually
 
 #: A text that becomes a script wherever it becomes HTML.
 HOSTILE = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
 PATIENCE = 20_000  # ms
+#: The ways in which a run ends, as the history tells them.
+ENDS = (
+    *("succeeded", "failed", "retried", "ignored", "rejected", "replaced", "lost", "broken"),
+    *("died", "terminated", "not run", "released"),
+)
 #: What is said while nobody looks.
 AS_OF = re.compile(r"^as of \d\d:\d\d:\d\d$", re.IGNORECASE)
 
@@ -83,7 +89,7 @@ def test_it_shows_the_locks_and_what_becomes_of_them_without_being_loaded_again(
     with opened(page, app):
         expect(page.locator("#none")).to_have_text("Nobody holds a lock, and nobody waits for one.")
         page.evaluate("window.loadedOnce = true")
-        made = take(app, "sync", "one")
+        made = take(app, "sync", "one", history=True)
         take(app, "report", "two", node="w@two")
         expect(page.locator("#rows tr")).to_have_count(2)
         first = page.locator("#rows tr", has_text="sync")
@@ -102,42 +108,62 @@ def test_it_shows_the_locks_and_what_becomes_of_them_without_being_loaded_again(
         expect(page.locator("#lanes li")).to_have_count(1)
         expect(page.locator("#count")).to_have_text("1 of 2 locks")
         page.locator("#query").fill("")
-        client.delete(made.key)
+        end(app, made, "ignored", took=2.0)
         expect(first).to_have_count(0)
         expect(page.locator("#lanes rect.bar.running")).to_have_count(1)
-        page.locator("#lanes rect.bar.ended").hover()
+        page.locator("#lanes rect.bar.ignored").hover()
         expect(page.locator("#tip")).to_contain_text("id-of-one")
-        expect(page.locator("#tip")).to_contain_text("ran for")
+        expect(page.locator("#tip")).to_contain_text("ignored after 2.0s")
         assert page.evaluate("window.loadedOnce")
 
 
-def test_marks_come_from_the_workers_events(page, client, redis_server, proxy, label):
-    app = make_app(redis_server.url, label, broker_url=f"{proxy.url}/4")
-    made = take(app, "sync", "x")
-    about = {"redislock_key": made.key, "redislock_task": "sync", "name": "sync"}
-    with opened(page, app), app.events.default_dispatcher() as events:
-        mark = page.locator("#lanes path.mark.skipped")
-
-        def is_heard():  # by a page that has begun to listen
-            events.send("task-lock-skipped", uuid="twin", redislock_holder_task_id="boss", **about)
-            page.wait_for_timeout(300)
-            return mark.count()
-
-        eventually(is_heard, "the mark is there")
-        mark.first.hover()
-        expect(page.locator("#tip")).to_contain_text("because of boss")
-        expect(tile(page, "away")).not_to_have_text("0")
-        park(app, "sync", "x", "later")
-        events.send("task-lock-queued", uuid="later", **about)
-        expect(page.locator("#lanes rect.waiting.open")).to_have_count(1)
-        client.delete(made["room"], made["entries"])  # it leaves without a word
-        expect(page.locator("#lanes rect.waiting.open")).to_have_count(0)
-        events.send("task-lock-lost", uuid="id-of-x", redislock_reason="it expired", **about)
+def test_what_ran_while_nobody_looked_is_shown_as_the_history_has_it(page, app, client):
+    lost = take(app, "sync", "x", age=100, history=True)
+    with opened(page, app):
+        expect(page.locator("#lanes rect.bar.running")).to_have_count(1)
+        page.goto("about:blank")
+        end(app, lost, "lost", took=40.0)
+        lapsed = take(app, "sync", "x", age=30, history=True)
+        client.delete(lapsed.key)
+        page.go_back()
+        expect(page.locator("#lanes rect.bar")).to_have_count(2)
+        page.locator("#lanes rect.bar.lost").hover()
+        expect(page.locator("#tip")).to_contain_text("lost after 40s")
+        page.locator("#lanes rect.bar.lapsed").hover()
+        expect(page.locator("#tip")).to_contain_text("when it ended is not kept")
         expect(tile(page, "lost")).to_have_text("1")
-        proxy.cut_off()
-        expect(page.locator("#lanes-note")).to_contain_text("no events: ")
-        proxy.reconnect()
-        expect(page.locator("#lanes-note")).to_be_empty()
+        expect(page.locator("#lanes .gap")).to_have_count(0)
+
+
+def test_a_lane_begins_where_the_history_does(page, redis_server, label):
+    app = make_app(redis_server.url, label, redislock_history=2)
+    for age in (500, 400):  # there may have been more before
+        end(app, take(app, "sync", "x", age=age, history=True), took=20.0)
+    end(app, take(app, "report", "y", age=300, history=True), took=20.0)
+    with opened(page, app):
+        expect(page.locator("#lanes rect.bar.succeeded")).to_have_count(3)
+        gap = page.locator("#lanes rect.gap")
+        expect(gap).to_have_count(1)
+        ends_where_it_begins = """gap => Math.abs(gap.getBoundingClientRect().right
+            - gap.closest("svg").querySelector("rect.bar").getBoundingClientRect().left)"""
+        assert gap.evaluate(ends_where_it_begins) < 3
+        expect(page.locator("#lanes li", has_text="sync").locator("rect.gap")).to_have_count(1)
+        expect(page.locator("#legend")).to_contain_text("not kept")
+        gap.hover()
+        expect(page.locator("#tip")).to_contain_text("no older runs")
+        page.locator("#lanes li", has_text="sync").locator("a").click()
+        expect(page.locator("#lock tbody tr").last).to_have_text("Older runs are not kept")
+
+
+def test_without_a_history_nothing_is_known_of_what_was(page, redis_server, label):
+    app = make_app(redis_server.url, label, redislock_history=0)
+    take(app, "sync", "x", age=100)
+    with opened(page, app):
+        expect(page.locator("#lanes rect.bar.running")).to_have_count(1)
+        expect(page.locator("#lanes rect.gap")).to_have_count(1)
+        expect(page.locator("#lanes-note")).to_contain_text("no history: ")
+        for each in ("away", "lost"):
+            expect(tile(page, each)).to_have_text("\u2013")
 
 
 def test_five_thousand_locks_stay_usable(page, app, client, label):
@@ -220,7 +246,7 @@ def test_those_who_wait_are_dropped_and_a_run_is_ended_as_the_preview_says(page,
         expect(page.locator(".said")).to_contain_text("No worker answered")
 
 
-def test_a_lock_is_held_for_a_while_and_the_hold_is_ended(page, app):
+def test_a_lock_is_suspended_for_a_while_and_resumed(page, app):
     take(app, "sync", "x")
     with opened(page, app, TOKEN):
         page.locator("#rows a").click()
@@ -431,34 +457,59 @@ def test_the_end_of_a_long_name_is_what_is_seen_of_it(page, redis_server, label)
             assert (ends_inside, begins_outside) == (True, True)
 
 
-def test_what_nobody_saw_is_shown_as_a_gap(page, app):
-    take(app, "sync", "x")
-    with Site(app) as site:
-        page.goto(site.url)
-        expect(page.locator("#lanes rect.bar.running")).to_have_count(1)
-
-        def gaps():
-            page.goto("about:blank")
-            time.sleep(5.5)  # nobody looks for longer than five seconds
-            page.goto(site.url)
-            expect(page.locator("#lanes rect.bar.running")).to_have_count(1)
-            return page.locator("#lanes rect.gap").count()
-
-        eventually(gaps, "on a busy machine two looks may lie as far apart", 90)
-        page.goto("about:blank")
+def test_the_window_fits_what_there_is_unless_one_is_chosen(page, app):
+    take(app, "report", "for long", age=5000)
+    with opened(page, app):
+        expect(page.get_by_label("1 min", exact=True)).to_be_checked()
+        end(app, take(app, "sync", "x", age=200, history=True), took=2.0)
+        expect(page.get_by_label("5 min", exact=True)).to_be_checked()
+        end(app, take(app, "sync", "x", age=700, history=True), took=2.0)
+        expect(page.get_by_label("15 min")).to_be_checked()
+        page.get_by_text("1 min", exact=True).click()
+        expect(page.get_by_label("1 min", exact=True)).to_be_checked()
+        expect(page.locator("#lanes rect.bar")).to_have_count(1)
 
 
-def test_the_legend_names_every_mark_and_the_page_its_zone(page, app):
-    with opened(page, app) as site:
-        script = site.get("static/timeline.js").text
-        (shapes,) = re.findall(r"const SHAPES = \{(.*?)\};", script, re.DOTALL)
-        drawn = set(re.findall(r"(\w+): \"M", shapes))
-        explained = page.locator("#legend path").evaluate_all(
-            "all => all.map(each => each.classList[1])"
+def test_lanes_are_in_the_order_of_the_list(page, app):
+    end(app, take(app, "sync", "over", age=100, history=True), took=2.0)
+    for number in range(4):
+        take(app, "account", f"{number}", age=10 * number)
+    park(app, "account", "2", "waits")
+    with opened(page, app):
+        expect(page.locator("#lanes li")).to_have_count(5)
+        names = "all => all.map((each) => each.getAttribute('href'))"
+        for order in ("waiting", "held", "task"):
+            page.locator("#order").select_option(order)
+            page.wait_for_function(
+                """() => {
+                    const [list, lanes] = ["#rows .task", "#lanes .whose a"].map((each) =>
+                        [...document.querySelectorAll(each)].map((a) => a.getAttribute("href")));
+                    return list.length === 4 && JSON.stringify(list) ===
+                        JSON.stringify(lanes.slice(0, 4));
+                }"""
+            )
+        last = page.locator("#lanes .whose a").evaluate_all(names)[-1]
+        assert last.startswith("#/lock/sync"), "nobody has it any more"
+
+
+def test_the_legend_names_what_is_drawn_and_no_two_ends_look_alike(page, app):
+    ways = [*ENDS]
+    with opened(page, app):
+        expect(page.locator("#legend li")).to_have_count(0)
+        for number, how in enumerate(ways):
+            end(app, take(app, "account", how, age=50 + number, history=True), how, took=5.0)
+        expect(page.locator("#legend li")).to_have_count(len(ways))
+        looks = page.locator("#lanes g[data-item]").evaluate_all(
+            """all => all.map((each) => getComputedStyle(each.querySelector("rect")).fill
+                + (each.querySelector("text")?.textContent ?? ""))"""
         )
-        assert set(explained) == drawn
-        expect(page.locator("#zone")).to_have_text(re.compile("All times: .+, GMT"))
-        assert page.locator("select option").all_text_contents()[:2] == ["all tasks", "all nodes"]
+        assert len(set(looks)) == len(looks) == len(ways)
+        page.locator("#query").fill("label:failed")
+        expect(page.locator("#legend li")).to_have_text(["\u00d7failed"])
+        take(app, "account", "failed")
+        expect(page.locator("#legend li")).to_have_text(["runs", "\u00d7failed"])
+        expect(page.locator("#zone")).to_have_text(re.compile(r"^All times: (UTC$|.+, GMT.+)"))
+        assert {"all tasks", "all nodes"} < {*page.locator("select option").all_text_contents()}
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -553,10 +604,9 @@ def test_ages_stand_still_while_nobody_looks(page, redis_server, proxy, label):
         before = page.evaluate(shown)
         # The server tells the trouble again and again, and all is shown anew.
         page.evaluate(
-            """new Promise((done) => {
-                const heard = new EventSource("api/stream"); let count = 0;
-                heard.onmessage = () => { if ((count += 1) > 5) { heard.close(); done(); } };
-            })"""
+            """(async () => {
+                for (let count = 0; count < 6; count += 1) await fetch("api/changes?since=0");
+            })()"""
         )
         assert page.evaluate(shown) == before
         proxy.reconnect()
@@ -625,32 +675,116 @@ def test_what_waits_in_a_queue_is_one_row_and_a_queue_that_nobody_reads_is_named
         expect(row).to_contain_text(f"15 messages in {own}")
 
 
-def test_skipped_and_refused_count_alike_everywhere_and_replaced_ones_do_not(
-    page, redis_server, label
-):
-    app = make_app(redis_server.url, label, broker_url=f"{redis_server.url}/4")
-    made = take(app, "sync", "x")
-    about = {"redislock_key": made.key, "redislock_task": "sync", "name": "sync"}
-    store(app, made, turned_away=3)  # no event tells of these
-    with opened(page, app) as site, app.events.default_dispatcher() as events:
+def test_skipped_and_refused_are_shown_where_the_server_counts_them(page, app, client):
+    made = take(app, "sync", "x", age=100, history=True)
+    store(app, made, turned_away=3)
+    hour = int(time.time() // 3600)
+    counts = f"{hour}:40;{hour - 1}:3;{hour - 2}:100;"
+    client.hset(f"{made.bucket}:turned", "sync", counts)
+    with opened(page, app) as site:
+        expect(tile(page, "away")).to_have_text("43")
+        expect(page.locator("#tile-away .when")).to_have_text(re.compile(r"^since \d\d:00$"))
         row = page.locator("#rows td.number")
         expect(row).to_have_text("3")
         assert [each["turned_away"] for each in site.http.get("/api/locks").json()] == [3]
-        marks = page.locator("#lanes path.mark")
+        expect(page.locator("#lanes text.away")).to_have_text("\u25be3")
+        end(app, made, "succeeded", took=90.0)
+        take(app, "sync", "x", turned_away=2)
+        expect(row).to_have_text("5")
+        page.locator("#tile-away").click()
+        expect(page.locator("#rows tr")).to_have_count(1)
 
-        def is_heard():
-            events.send("task-lock-deferred", uuid="heard", **about)
-            page.wait_for_timeout(300)
-            return marks.count()
 
-        eventually(is_heard, "events are heard")
-        for _ in range(5):
-            events.send("task-lock-replaced", uuid="older", **about)
-        expect(page.locator("#lanes path.mark.replaced")).to_have_count(1)
-        for kind in ("skipped", "raised", "skipped", "raised"):
-            events.send(f"task-lock-{kind}", uuid="twin", **about)
-        expect(tile(page, "away")).to_have_text("4")
-        expect(row).to_have_text("4")
+def test_what_is_usual_is_said_only_where_a_run_takes_at_least_twice_as_long(page, app):
+    def ran(task, label, times, took=20.0):
+        for number in range(times):
+            age = 800 + number
+            end(app, take(app, task, label, age=age, history=True), took=took)
+
+    ran("account", "often", 5)
+    ran("account", "seldom", 3)
+    ran("report", "all", 10)
+    take(app, "account", "often", age=42)
+    take(app, "account", "seldom", age=42)
+    take(app, "report", "first", age=42)
+    take(app, "report", "all", age=30)
+    with opened(page, app):
+        expect(page.locator("#rows tr")).to_have_count(4)
+        for label, told in (("account:often", "usually 20s"), ("account:seldom", "")):
+            row = page.locator("#rows tr", has=page.locator(f"[title$='{label}']"))
+            expect(row.locator(".trouble")).to_have_text(told)
+        for task_id, told in (("id-of-first", "usually 20s"), ("id-of-all", "")):
+            row = page.locator("#rows tr", has_text=task_id)
+            expect(row.locator(".trouble")).to_have_text(told)
+            expect(row.locator(".since .note")).to_have_text("")
+
+
+def test_filters_that_do_not_exist_are_named(page, app):
+    take(app, "account", "x")
+    with opened(page, app):
+        expect(page.locator("#rows tr")).to_have_count(1)
+        note = page.locator("#no-filter")
+        for query, said in (
+            ("is:gone", "There is no filter is:gone. There are: is:held,"),
+            ("state:halted", "There is no state halted. There are: state:held,"),
+            ("worker:one", "There is no filter worker:"),
+        ):
+            page.locator("#query").fill(query)
+            expect(note).to_contain_text(said)
+        for query in ("account:x", "is:held", "state:held", 'task:"account"', ""):
+            page.locator("#query").fill(query)
+            expect(note).to_be_empty()
+        assert page.locator("#rows tr").count() == 1
+
+
+def test_the_keyboard_is_where_one_reads_on_and_the_title_says_what_is_open(page, app):
+    for name in ("one", "two"):
+        take(app, "account", name, lock_label=f"customer {name}")
+    with opened(page, app):
+        expect(page).to_have_title("Locks")
+        link = page.locator("#rows tr", has_text="customer two").locator("a")
+        link.focus()
+        page.keyboard.press("Enter")
+        expect(page.locator("#lock h2")).to_be_focused()
+        expect(page).to_have_title("customer two \u00b7 account \u00b7 Locks")
+        page.go_back()
+        expect(link).to_be_focused()
+        expect(page).to_have_title("Locks")
+        page.keyboard.press("Enter")
+        page.get_by_role("link", name="all locks").click()
+        expect(link).to_be_focused()
+        page.locator("#query").fill("is:held")
+        expect(page).to_have_title("is:held \u00b7 Locks")
+
+
+def test_a_dialog_begins_in_its_first_field(page, app):
+    take(app, "sync", "x")
+    with opened(page, app, TOKEN):
+        page.locator("#rows a").click()
+        page.get_by_role("button", name="Suspend …", exact=True).click()
+        expect(page.get_by_label("For")).to_be_focused()
+        page.keyboard.press("Escape")
+        page.get_by_role("button", name="Break …").click()
+        expect(page.get_by_label("Your name")).to_be_focused()
+
+
+def test_what_operators_keep_from_running_is_shown_above_the_list_also_for_idle_locks(page, app):
+    suspend(app, "sync", seconds=3600, why="a migration", by="anna")
+    suspend(app, lock="account:idle", seconds=600, by="bert", unknown=True)
+    with opened(page, app):
+        strip = page.locator("#suspended li")
+        expect(strip).to_have_count(2)
+        expect(strip.nth(0)).to_have_text(
+            re.compile(r"lock account:idle until [\d:]{8}, for 9m\d\ds more. By bert$")
+        )
+        expect(strip.nth(1)).to_contain_text("task sync until ")
+        expect(strip.nth(1)).to_contain_text("By anna: a migration")
+        above = """() => document.querySelector("#suspended").getBoundingClientRect().bottom
+            <= document.querySelector("#list").getBoundingClientRect().top"""
+        assert page.evaluate(above)
+        strip.nth(0).locator("a").click()
+        expect(page.locator("#lock .suspended li")).to_have_count(1)
+        expect(page.locator("#lock .suspended")).to_contain_text("By bert")
 
 
 def test_the_keyboards_focus_stays_when_another_lock_goes(page, app, client):
@@ -679,21 +813,32 @@ def test_a_text_without_end_is_cut(page, app):
         assert len(page.locator("#lock").text_content()) < 5000
 
 
-def test_it_fits_a_telephone_and_the_dark(browser, app):
-    take(app, "sync", "x")
+@pytest.mark.parametrize("width", [400, 860, 1280])
+def test_it_fits_a_telephone_and_the_dark(browser, app, client, width):
+    every_state(app)
     take(app, "account", "a-name-without-any-space" * 20, node="n" * 100, task_id="t" * 200)
-    take(app, "report", "old", age=90_000)
-    take(app, "report", "older", age=400)
-    page = browser.new_page(viewport={"width": 400, "height": 800}, color_scheme="dark")
-    with opened(page, app):
-        expect(page.locator("#rows tr")).to_have_count(4)
-        width = "document.documentElement.scrollWidth"
-        assert page.evaluate(width) == 400
+    for age in (200_000, 90_000, 400):
+        task_id = "01234567-89ab-cdef-0123-456789abcdef"
+        old = take(app, "report", "old", age=age, history=True, turned_away=1234, task_id=task_id)
+        end(app, old, "terminated", took=300.0)
+    park(app, "report", "old", "waits", lock_label="a label with many words in it")
+    client.pexpire(take(app, "report", "old", age=90_000, description="page 3 of 40").key, 500_000)
+    suspend(app, "sync", seconds=3600, why="w" * 100, by="anna")
+    layout = (Path(__file__).parent / "layout.js").read_text()
+    page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme="dark")
+    with opened(page, app, TOKEN):
+        expect(page.locator("#rows th")).to_have_count(13)
+        expect(page.locator("#lanes li")).not_to_have_count(0)
+        assert page.evaluate(layout) == []
         ground = "getComputedStyle(document.body).backgroundColor"
         assert page.evaluate(ground) == "rgb(14, 17, 22)"
-        for link in page.locator("#rows a").all():
+        for link in page.locator("#rows th a").all():
             link.click()
-            expect(page.locator("#lock")).to_be_visible()
-            assert page.evaluate(width) == 400
+            expect(page.locator("#lock .slot")).not_to_have_count(0)
+            assert page.evaluate(layout) == []
             page.go_back()
+        page.locator("#rows tr", has_text="page 3 of 40").locator("a").click()
+        expect(page.locator("#lock tbody tr.terminated")).to_have_count(3)
+        page.get_by_role("button", name="Break …").click()
+        assert page.evaluate(layout) == []
     page.close()
