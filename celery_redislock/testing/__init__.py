@@ -43,8 +43,7 @@ from ..servers.node import Node
 from ..servers.server import Server
 from ..signals import ConflictDetails, lock_conflict
 from ..tasks.current import current_lock
-from ..tasks.locked import Calls, LockedTask
-from ..tasks.protect import protect_all
+from ..tasks.protect import calls_of, protect_all
 from ..tasks.room import follow_up
 from .travel import Travel
 
@@ -267,7 +266,7 @@ def hold_lock(what: Any, *args: Any, **kwargs: Any) -> HeldLock:
     server, keys, ttl = _lock_of(what, args, kwargs)
     task, app, label = "", None, None
     if not isinstance(what, NamedLock):
-        calls = _calls_of(what)
+        calls = calls_of(what)
         task, app, label = calls.task.name, calls.task.app, calls.label_of_call(args, kwargs)
     held = HeldLock(app, keys)
     for number in range(1, len(keys.slots) + 2):
@@ -323,22 +322,9 @@ def lose_lock(what: Any = None, *args: Any, **kwargs: Any) -> None:
 def _lock_of(what: Any, args: Any, kwargs: Any) -> tuple[Server, LockKeys, float]:
     if isinstance(what, NamedLock):
         return what._server, what._keys, what.ttl
-    calls = _calls_of(what)
+    calls = calls_of(what)
     task = calls.task
     return task.app_locks.server, calls.keys_of_call(args, kwargs), task.lock_options.lock_ttl
-
-
-def _calls_of(what: Any) -> Calls:
-    if isinstance(what, Calls):
-        return what
-    if not isinstance(what, LockedTask):
-        protect_all(what.app)
-    if not isinstance(what, LockedTask):
-        raise TypeError(
-            f"{what.name} takes no lock: its base is not SingletonTask, and redislock_tasks does"
-            " not name it"
-        )
-    return Calls(what)
 
 
 # -- assertions -------------------------------------------------------------------------------
