@@ -226,6 +226,8 @@ def directive(module: str, name: str, value: Any) -> str:
         # A named tuple's fields are in its docstring.
         if not issubclass(value, tuple):
             options.append(f":members: {MEMBERS.get(name, '')}")
+        if value in LOCKS:
+            options.append(":inherited-members:")  # `of` and `key`
     elif isinstance(value, FunctionType):
         kind = "function"
     else:

@@ -366,6 +366,14 @@ def has_ended(of: Callable[[], Any]) -> bool:
     return worker.blueprint is not None and worker.blueprint.state == TERMINATE
 
 
+def sends_to(app: Any) -> str | None:
+    """The broker to which an app has sent, without its password: the app sends there, whatever its
+    settings are now. None if it has not sent.
+    """
+    pool = getattr(vars(app).get("amqp"), "_producer_pool", None)
+    return None if pool is None else str(pool.connections.connection.as_uri())
+
+
 def bring_forward(request: Any, seconds: float) -> None:
     """Make a message that the worker has just received due so many seconds sooner. Only tests with
     a clock of their own need it.

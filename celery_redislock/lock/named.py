@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from types import AsyncGeneratorType, CoroutineType
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 from ..errors import ConfigError
 from ..protocol import checks, holders, signatures
@@ -18,11 +18,24 @@ from ..protocol.tokens import new_token
 from ..servers import stand_in
 from ..servers.factory import Client
 from ..servers.server import Server
+from . import sources
 from .lease import Lease
 from .sources import CeleryApp, Fixed, reader_of
 
 #: A lock's name, or what makes it from the arguments of a decorated function's call.
 Name: TypeAlias = str | Callable[..., str]
+
+L = TypeVar("L", bound="NamedLock")
+
+
+class _CallsName(str):
+    """The name of the lock of a task's call, which is no template.
+
+    Attributes:
+        limit: how many may hold the lock at once.
+    """
+
+    limit = 1
 
 
 class NamedLock(ABC):
@@ -53,7 +66,8 @@ class NamedLock(ABC):
         self._is_filled = callable(name)  # from a call's arguments
         if not callable(name):
             _check_text(kind, "name", name, "a non-empty str, or a callable that returns one")
-            self._is_filled = "{" in name and has_fields(name)
+            is_whole = isinstance(name, _CallsName)
+            self._is_filled = "{" in name and not is_whole and has_fields(name)
         self.ttl: float = checks.checked(kind, "ttl", ttl, checks.ttl, checks.TTL)
         self._timeout = self._seconds(timeout)
         if label is not None:
@@ -72,6 +86,32 @@ class NamedLock(ABC):
         if self._prefix is not None and isinstance(name, str):
             self._fixed_keys = lock_keys(self._prefix, name)
         self._begin()
+
+    @classmethod
+    def of(cls: type[L], task: Any, /, *args: Any, **kwargs: Any) -> L:
+        """The lock that this call of a task takes, whatever the task's `lock_key` is. Who holds it
+        keeps the task's runs out, and they keep others out.
+
+            with RedisLock.of(sync, account_id=5): ...
+
+        The task's app, `lock_ttl`, `lock_label` and `lock_limit` are the lock's. What concerns a
+        run, such as `lock_max_hold` and `lock_pause`, is not.
+
+        Args:
+            task: the task, or `task.with_headers(...)`.
+            args: the call's arguments.
+            kwargs: the call's keyword arguments.
+
+        Raises:
+            TypeError: the arguments do not fit the task's signature; or this is no task, or one
+                that takes no lock.
+            ValueError: the call takes no lock, since the task's `lock_key` gives None for it.
+            ConfigError: the task's options are wrong.
+        """
+        call = sources.lock_of_call(task, args, kwargs)
+        name = _CallsName(call.name)
+        name.limit = call.limit
+        return cls(call.app, name, call.ttl, label=call.label)
 
     @abstractmethod
     def _begin(self) -> None:
@@ -100,7 +140,8 @@ class NamedLock(ABC):
 
     def _keys_named(self, name: str) -> LockKeys:
         prefix = self._read().prefix if self._prefix is None else self._prefix
-        return lock_keys(prefix, name)
+        limit = self.name.limit if isinstance(self.name, _CallsName) else 1
+        return lock_keys(prefix, name, limit)
 
     @property
     @abstractmethod
@@ -124,8 +165,9 @@ class NamedLock(ABC):
         """
         _check_decorated(self, function)
         called = getattr(function, "__qualname__", repr(function))
-        maker = None
-        if not isinstance(self.name, str) or not {"{", "}"}.isdisjoint(self.name):
+        maker, name = None, self.name
+        is_plain = isinstance(name, _CallsName) or {"{", "}"}.isdisjoint(str(name))
+        if callable(name) or not is_plain:
             maker = KeyMaker(called, function, self.name, None, "name", kind="function")
         if maker is None or not self._is_filled:
             return lambda args, kwargs: self._keys

@@ -60,10 +60,11 @@ class RedisLock(NamedLock):
             `redislock_history`, so the app's tasks share the lock. These settings are read when
             the lock is used. Or a URL as `redislock_url` takes it. Or a redis-py or valkey-py
             client, for its settings: the lock has its own connections, with timeouts that fit.
-        name: the lock's name. A task whose `lock_key` template or callable gives the same
-            text shares the lock. As a decorator of a function the lock also takes a template with
-            fields, such as "account:{account_id}", or a callable: like `lock_key` they are filled
-            from each call's arguments. Elsewhere such a name is a `ConfigError`.
+        name: the lock's name. A task whose `lock_key` template or callable gives the same text
+            shares the lock; for any other task see `of`. As a decorator of a function the lock also
+            takes a template with fields, such as "account:{account_id}", or a callable: like
+            `lock_key` they are filled from each call's arguments. Elsewhere such a name is a
+            `ConfigError`.
         ttl: seconds that the lock outlives a dead holder, at least 0.1. Wherever seconds are
             taken, a timedelta is too.
         heartbeat: extend the lock every third of the ttl while it is held. Without it the

@@ -1,6 +1,7 @@
 """What a `RedisLock` takes as its source: a client, a URL, or a Celery app.
 
-This layer imports no Celery: `app.settings` provides the function that reads an app.
+This layer imports no Celery: `app.settings` provides the function that reads an app, and
+`tasks.protect` the one that knows tasks.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from ..errors import ConfigError
 from ..servers.urls import source_from_url
@@ -48,6 +49,32 @@ def _without_celery(source: Any) -> None:
 #: Makes a function that reads an app's settings as they are when the lock is used; None if the
 #: argument is no Celery app.
 reader_of_app: Callable[[Any], Callable[[], Source] | None] = _without_celery
+
+
+class CallsLock(NamedTuple):
+    """The lock that a task's call takes.
+
+    Attributes:
+        app: the task's app.
+        name: the lock's name.
+        limit: how many may hold it at once.
+        ttl: seconds that it outlives a dead holder.
+        label: what people see instead of the key, or None.
+    """
+
+    app: CeleryApp
+    name: str
+    limit: int
+    ttl: float
+    label: str | None
+
+
+def _no_tasks(task: Any, args: Any, kwargs: Any) -> CallsLock:
+    raise TypeError(f"{task!r} is no task")
+
+
+#: The lock that the call of a task with these arguments takes. `tasks.protect` provides it.
+lock_of_call: Callable[[Any, tuple[Any, ...], dict[str, Any]], CallsLock] = _no_tasks
 
 
 class Fixed:

@@ -9,12 +9,17 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, Final
 
+from celery import Task
+
 from ..app.internals import on_app_complete, on_registration, real_app, tasks_so_far
 from ..app.options import OPTIONS
 from ..app.settings import Elsewhere, read_settings
 from ..app.unknown import refuse_name
 from ..errors import ConfigError
+from ..lock import sources
+from ..lock.sources import CallsLock
 from .binding import REFUSED
+from .locked import Calls, LockedTask
 from .task import SingletonTask
 
 _PROTECTED: Final = "_redislock_protected"
@@ -90,6 +95,40 @@ def errors_of(app: Any) -> list[ConfigError]:
         if error is not None and not isinstance(error, Elsewhere):
             errors.append(error)
     return [*{str(error): error for error in errors}.values()]
+
+
+def calls_of(task: Any) -> Calls:
+    """The questions about this task's calls.
+
+    Args:
+        task: the task, also one that `redislock_tasks` names; or `task.with_headers(...)`.
+
+    Raises:
+        TypeError: it is no task, or takes no lock.
+    """
+    if isinstance(task, Calls):
+        return task
+    if not isinstance(task, Task):
+        raise TypeError(f"{task!r} is no task")
+    if not isinstance(task, LockedTask):
+        protect_all(task.app)
+    if not isinstance(task, LockedTask):
+        raise TypeError(
+            f"{task.name} takes no lock: its base is not SingletonTask, and redislock_tasks does"
+            " not name it"
+        )
+    return Calls(task)
+
+
+def _lock_of_call(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallsLock:
+    """See `sources.lock_of_call`."""
+    calls = calls_of(task)
+    keys, options = calls.keys_of_call(args, kwargs), calls.task.lock_options
+    label = calls.label_of_call(args, kwargs)
+    return CallsLock(calls.task.app, keys.name, len(keys.slots) + 1, options.lock_ttl, label)
+
+
+sources.lock_of_call = _lock_of_call
 
 
 def _wanted(app: Any) -> dict[str, Any]:

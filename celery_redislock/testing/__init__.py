@@ -24,7 +24,7 @@ from celery.backends.redis import RedisBackend
 from celery.result import EagerResult
 from celery.signals import worker_init
 
-from ..app.internals import apps_so_far
+from ..app.internals import apps_so_far, sends_to
 from ..errors import ConfigError, LockUnavailable, TaskSkipped
 from ..lock.heartbeat import heartbeat
 from ..lock.lease import Lease
@@ -33,6 +33,7 @@ from ..protocol import checks, holders
 from ..protocol.calls import Release, break_lock, holder_of
 from ..protocol.claims import Acquired, Busy, Claim, Done, to_ms
 from ..protocol.clock import clock
+from ..protocol.exchange import Call
 from ..protocol.holders import Holder
 from ..protocol.keys import LockKeys
 from ..protocol.rooms import server_time
@@ -43,8 +44,7 @@ from ..servers.node import Node
 from ..servers.server import Server
 from ..signals import ConflictDetails, lock_conflict
 from ..tasks.current import current_lock
-from ..tasks.locked import Calls, LockedTask
-from ..tasks.protect import protect_all
+from ..tasks.protect import calls_of, protect_all
 from ..tasks.room import follow_up
 from .travel import Travel
 
@@ -70,6 +70,9 @@ __all__ = [
 #: The most seconds until a holder in this process learns that its lock is gone. An idle machine
 #: needs a millisecond.
 _SOON: Final = 10.0
+#: Seconds between looks of who waits in the memory, and until it asks again in any case.
+_LOOK_EVERY: Final = 0.01
+_ASK_AGAIN: Final = 0.5
 #: What a test may have forgotten.
 _FORGOT: Final = "the test does not use the fixture redislock_memory, or memory_locks()"
 
@@ -82,6 +85,8 @@ class MemoryServer(Node):
     def __init__(self) -> None:
         self._memory = FakeServer()
         self._pid = os.getpid()
+        #: Who waits for each list, the first in front.
+        self._lines: dict[str, list[object]] = {}
         #: A client of this server.
         self.client = self.new_client()
         pools = pools_like(self.client)
@@ -100,6 +105,23 @@ class MemoryServer(Node):
                 " worker in the test's process, in the solo or threads pool"
             )
         connection.on_connect()
+
+    def block(self, call: Call[_T], wake: str, seconds: float) -> _T:
+        """See `Server.block`. Redis gives what wakes a waiter to one that is blocked, at once. Here
+        another release may come before that waiter's thread, and take it away: so a waiter asks
+        again sooner.
+        """
+        line, me = self._lines.setdefault(wake, []), object()
+        line.append(me)
+        try:
+            give_up = clock() + min(seconds, _ASK_AGAIN)
+            while clock() < give_up:
+                if line[0] is me and self.replies([("LPOP", wake)])[0] is not None:
+                    break
+                sleep(_LOOK_EVERY)
+        finally:
+            line.remove(me)
+        return self.run(call, once=True)
 
     def may_answer_later(self, failure: LockUnavailable) -> bool:
         return False  # another try would not make this server reachable
@@ -185,6 +207,7 @@ def memory_locks(eager: bool = True) -> Iterator[MemoryLocks]:
     # With the uid, as Celery 5.5 takes methods of two objects for the same receiver.
     lock_conflict.connect(locks._note, weak=False, dispatch_uid=id(locks))
     worker_init.connect(_refuse_dead_backend)
+    worker_init.connect(_refuse_other_broker)
     try:
         yield locks
     finally:
@@ -210,6 +233,20 @@ def _refuse_dead_backend(sender: Any, **kwargs: Any) -> None:
             f" used: app.conf.update(broker_url='memory://', result_backend='cache+memory://')"
             f" ({exc.reason})"
         ) from exc
+
+
+def _refuse_other_broker(sender: Any, **kwargs: Any) -> None:
+    """Do not start a worker in this process that its app does not send to: Celery keeps the
+    connections of an app that has sent, and no test would get a result.
+    """
+    app = sender.app
+    before, now = sends_to(app), app.connection_for_write().as_uri()
+    if stand_in.current is not None and before not in (None, now):
+        raise SystemExit(
+            f"celery_redislock.testing: the app {app.main} sends to {before}, which was its broker"
+            f" when it first sent, and its broker is {now} now; replace the broker before the app"
+            " is used, in a conftest.py, or use another app"
+        )
 
 
 # -- other holders ----------------------------------------------------------------------------
@@ -267,7 +304,7 @@ def hold_lock(what: Any, *args: Any, **kwargs: Any) -> HeldLock:
     server, keys, ttl = _lock_of(what, args, kwargs)
     task, app, label = "", None, None
     if not isinstance(what, NamedLock):
-        calls = _calls_of(what)
+        calls = calls_of(what)
         task, app, label = calls.task.name, calls.task.app, calls.label_of_call(args, kwargs)
     held = HeldLock(app, keys)
     for number in range(1, len(keys.slots) + 2):
@@ -323,22 +360,9 @@ def lose_lock(what: Any = None, *args: Any, **kwargs: Any) -> None:
 def _lock_of(what: Any, args: Any, kwargs: Any) -> tuple[Server, LockKeys, float]:
     if isinstance(what, NamedLock):
         return what._server, what._keys, what.ttl
-    calls = _calls_of(what)
+    calls = calls_of(what)
     task = calls.task
     return task.app_locks.server, calls.keys_of_call(args, kwargs), task.lock_options.lock_ttl
-
-
-def _calls_of(what: Any) -> Calls:
-    if isinstance(what, Calls):
-        return what
-    if not isinstance(what, LockedTask):
-        protect_all(what.app)
-    if not isinstance(what, LockedTask):
-        raise TypeError(
-            f"{what.name} takes no lock: its base is not SingletonTask, and redislock_tasks does"
-            " not name it"
-        )
-    return Calls(what)
 
 
 # -- assertions -------------------------------------------------------------------------------

@@ -43,35 +43,72 @@ class _Clocks:
     """The clocks of this process, as this package and the memory see them."""
 
     def __init__(self) -> None:
+        #: Seconds by which the wall clock is ahead.
         self._ahead = 0.0
-        self._replaced: list[tuple[ModuleType, str, Any]] = []
+        #: Seconds that have passed at once since the process began. The monotonic clock is ahead by
+        #: that, and never goes back: what is due by it would be late.
+        self.passed = 0.0
+        self._replaced: list[tuple[ModuleType, Any]] = []
 
-    def move(self, seconds: float) -> None:
-        """Move the clocks ahead, in all modules that are imported by now; or back."""
+    def advance(self, seconds: float) -> None:
+        """Move the clocks ahead, in all modules that are imported by now."""
         self._ahead += seconds
+        self.passed += seconds
         ahead = _Time(lambda: time.time() + self._ahead)
-        instead = {id(time): ahead, id(clock): lambda: clock() + self._ahead}
         for name, module in list(sys.modules.items()):
             if name.split(".")[0] not in _TRAVEL or name == __name__:
                 continue
-            for attribute in ("time", "clock"):
-                original = vars(module).get(attribute)
-                if id(original) in instead:
-                    self._replaced.append((module, attribute, original))
-                    setattr(module, attribute, instead[id(original)])
+            if vars(module).get("clock") is clock:
+                module.clock = self._monotonic  # type: ignore[attr-defined]
+            if vars(module).get("time") is time:
+                self._replaced.append((module, time))
+                module.time = ahead  # type: ignore[attr-defined]
+
+    def _monotonic(self) -> float:
+        return clock() + self.passed
+
+    def go_back(self, seconds: float) -> None:
+        """Set the wall clock back."""
+        self._ahead -= seconds
 
     def restore(self) -> None:
-        """Give all modules their clocks again."""
+        """Give all modules their wall clock again."""
+        self._ahead = 0.0
         while self._replaced:
-            module, name, original = self._replaced.pop()
-            setattr(module, name, original)
+            module, original = self._replaced.pop()
+            module.time = original  # type: ignore[attr-defined]
 
 
 _clocks: Final = _Clocks()
 
 
-#: The header of a message that says how far the clocks were ahead when it was sent.
-_AHEAD: Final = "redislock_ahead"
+# -- messages ---------------------------------------------------------------------------------
+
+#: The header of a message that says how many seconds had passed at once when it was sent.
+_PASSED: Final = "redislock_passed"
+#: The timers of workers in this process, which count down for messages.
+_timers: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
+
+
+@signals.before_task_publish.connect
+def _on_publish(headers: Any = None, **kwargs: Any) -> None:
+    if _clocks.passed and isinstance(headers, dict):
+        headers[_PASSED] = _clocks.passed
+
+
+@signals.task_received.connect
+def _on_received(sender: Any, request: Any, **kwargs: Any) -> None:
+    """Shorten a message's countdown by the time that passed while it was on its way. Once for all
+    memories: a message may come to a worker that was started within an outer one.
+    """
+    bring_forward(request, _clocks.passed - request.request_dict.get(_PASSED, 0.0))
+    _timers.add(sender.timer)
+
+
+# -- memories ---------------------------------------------------------------------------------
+
+#: The memories that there are, and a client of each.
+_clients: Final[weakref.WeakKeyDictionary[Server, Any]] = weakref.WeakKeyDictionary()
 
 
 class Travel:
@@ -83,49 +120,45 @@ class Travel:
     """
 
     def __init__(self, server: Server, client: Any) -> None:
-        self._server = server
-        self._client = client
+        self._client = _clients[server] = client
         self._travelled = 0.0
-        #: The timers of workers in this process, which count down for messages.
-        self._timers: weakref.WeakSet[Any] = weakref.WeakSet()
-        # With the uid, see `memory_locks`.
-        signals.before_task_publish.connect(self._on_publish, dispatch_uid=id(self))
-        signals.task_received.connect(self._on_received, dispatch_uid=id(self))
-
-    def _on_publish(self, headers: Any = None, **kwargs: Any) -> None:
-        if self._travelled and isinstance(headers, dict):
-            headers[_AHEAD] = self._travelled
-
-    def _on_received(self, sender: Any, request: Any, **kwargs: Any) -> None:
-        """Shorten a message's countdown by the time that passed while it was on its way."""
-        bring_forward(request, self._travelled - request.request_dict.get(_AHEAD, 0.0))
-        self._timers.add(sender.timer)
 
     def advance(self, seconds: float) -> None:
         """Let so many seconds pass, in which the holders in this process kept their locks."""
-        for timer in list(self._timers):
+        for timer in list(_timers):
             hasten(timer, seconds)
-        for lease in heartbeat.live():
-            if isinstance(lease, Lease) and lease.server is self._server:
-                self._client.eval(_KEEP, 1, lease.key, lease.stored, round(seconds * 1000))
-                lease.deadline += seconds
-                lease.next_beat += seconds
+        for lease in _kept():
+            _prolong(lease, seconds)
+            lease.deadline += seconds
+            lease.next_beat += seconds
         self._travelled += seconds
-        _clocks.move(seconds)
-        # Who blocks in the memory looks at the clock again, and so do the background threads.
-        self._client.set("redislock:time", self._travelled, px=1)
+        _clocks.advance(seconds)
+        # The background threads look at the clock again, and who waits in the memory does anyway.
         heartbeat.call_soon(_nothing)
         for talks in (False, True):
             housekeeper.add(_nothing, talks=talks)
 
     def end(self, is_last: bool) -> None:
-        """Set the clocks back. `is_last`: there is no other memory."""
-        signals.before_task_publish.disconnect(dispatch_uid=id(self))
-        signals.task_received.disconnect(dispatch_uid=id(self))
-        _clocks.move(-self._travelled)
-        self._travelled = 0.0
+        """Set the wall clock back. `is_last`: there is no other memory."""
+        travelled, self._travelled = self._travelled, 0.0
         if is_last:
             _clocks.restore()
+        elif travelled:
+            _clocks.go_back(travelled)
+            for lease in _kept():
+                _prolong(lease, -travelled)
+
+
+def _kept() -> list[Lease]:
+    """The locks in memories that this process holds."""
+    return [
+        each for each in heartbeat.live() if isinstance(each, Lease) and each.server in _clients
+    ]
+
+
+def _prolong(lease: Lease, seconds: float) -> None:
+    client = _clients[lease.server]
+    client.eval(_KEEP, 1, lease.key, lease.stored, round(seconds * 1000))
 
 
 def _nothing() -> None:

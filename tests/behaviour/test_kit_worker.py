@@ -132,3 +132,43 @@ def test_a_lock_of_the_queue_is_taken_by_who_sends(working: Any, label: str) -> 
     first.get(timeout=20)
     assert_free(task, label)
     assert len(ran[label]) == 1
+
+
+@pytest.mark.parametrize("seconds", [60, 86400])
+def test_what_is_sent_after_time_passed_in_an_inner_memory_comes_in_its_time(
+    working: Any, held_lock: Hold, label: str, seconds: float
+) -> None:
+    """Within the inner one, and after it."""
+    tasks, outer = working
+    plain = tasks["kit.wait"]
+    with memory_locks() as inner:
+        waiting = plain.apply_async((f"{label}-before",), countdown=seconds)
+        inner.advance(seconds)
+        waiting.get(timeout=20)
+        plain.apply_async((f"{label}-inner",), countdown=1).get(timeout=20)
+        late = plain.apply_async((f"{label}-late",), countdown=2)
+    late.get(timeout=20)
+    plain.apply_async((f"{label}-after",), countdown=1).get(timeout=20)
+    # What is done in the background, by its clock.
+    queue, held = tasks["kit.queue"], held_lock(tasks["kit.queue"], label)
+    results = [queue.delay(label, number) for number in range(2)]
+    eventually(lambda: outer.waiting(queue, label) == 2, "they wait")
+    held.release()
+    for each in results:
+        each.get(timeout=20)
+
+
+def test_a_worker_to_which_its_app_does_not_send_does_not_start() -> None:
+    """Its broker was replaced after another test had used it, and the test waited in vain."""
+    app = Celery("kit", broker="memory://before", backend="cache+memory://", set_as_current=False)
+    task = app.task(base=SingletonTask, shared=False, name="kit.elsewhere")(notes)
+    with memory_locks():
+        task.delay("label")
+        app.conf.broker_url = "memory://now"
+        app.conf.broker_transport_options = {"polling_interval": 0.01}
+        with (
+            pytest.raises(SystemExit, match=r"sends to memory://.*before.*is memory://.*now.* now"),
+            start_worker(app, pool="threads", perform_ping_check=False),
+        ):
+            raise AssertionError("it started")
+    app.close()

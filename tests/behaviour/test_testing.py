@@ -37,7 +37,8 @@ from celery_redislock.testing import (
     hold_lock,
     memory_locks,
 )
-from tests.support.waiting import eventually
+from tests.behaviour.looking import Keys
+from tests.support.waiting import eventually, never
 from tests.support.workers import ROOT
 
 Hold = Callable[..., HeldLock]
@@ -347,6 +348,39 @@ def test_time_travel_ends_waits_and_ends_with_the_memory(label):
         assert after.client.time()[0] < time.time() + 60
         assert not lock.lost
     assert time.monotonic() < began + 60
+
+
+def test_time_that_passes_in_an_inner_memory_costs_no_lock_of_the_outer_one(label):
+    with memory_locks() as outer, RedisLock("redis://redis.example", label, ttl=30) as lock:
+        with memory_locks() as inner:
+            inner.advance(3600)
+            never(lambda: lock.lost, "it is lost", 0.3)
+        assert lock.extend()
+        assert 0 < outer.client.pttl(lock.key) <= 30_000
+
+
+def test_waiters_that_are_woken_together_are_all_woken_at_once(define, redislock_memory):
+    """Of two that were woken, one slept on for five seconds."""
+    task = define(runs, lock_limit=3)
+    waiters = Keys(task.lock_key_for()).waiters
+    for _ in range(5):
+        held = [RedisLock.of(task) for _ in range(3)]
+        assert all(each.acquire(0) for each in held)
+        inside = threading.Barrier(3, timeout=20)
+
+        def wait(inside: threading.Barrier = inside) -> float:
+            with RedisLock.of(task):
+                now = time.monotonic()
+                inside.wait()
+                return now
+
+        with ThreadPoolExecutor(3) as threads:
+            waiting = [threads.submit(wait) for _ in range(3)]
+            eventually(lambda: redislock_memory.client.zcard(waiters) == 3, "all wait")
+            released = time.monotonic()
+            for each in held:
+                each.release()
+            assert max(each.result(30) for each in waiting) - released < 3
 
 
 def test_a_test_that_forgot_the_fixture_is_told(define, app):
