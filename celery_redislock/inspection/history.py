@@ -265,7 +265,7 @@ def _read(
     alive = running(server, prefix, [run for run in runs if run.how is None])
     doubtful = [run for run in runs if run.how is None and run.fence not in alive]
     names = {run.name for run in doubtful}
-    lost = lost_of(server, prefix, sorted(names))
+    lost = lost_of(server, [(lock_keys(prefix, each).lost, each) for each in sorted(names)])
     going_on = {each.holder.fence for each in lost if each.holder is not None}
     # Read these again: each lapsed, or ended since (one script records the end and releases).
     where = {(lock_keys(prefix, run.name).history, run.holder.task) for run in doubtful}

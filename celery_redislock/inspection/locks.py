@@ -14,7 +14,15 @@ from ..app.settings import app_locks
 from ..protocol import holders, past
 from ..protocol.canonical import task_in
 from ..protocol.holders import Holder
-from ..protocol.keys import MAX_LIMIT, LockKeys, is_slot, key_parts, lock_keys, lock_pattern
+from ..protocol.keys import (
+    MAX_LIMIT,
+    LockKeys,
+    is_slot,
+    key_parts,
+    lock_keys,
+    lock_pattern,
+    prefix_of,
+)
 from ..protocol.lost import marks_in
 from ..protocol.suspensions import Suspension, in_force, longest_of
 from ..servers.looking import in_batches, read, scan, unix_time
@@ -239,7 +247,7 @@ def _walk(server: Server, prefix: str, app: Any, of_taken: int) -> Iterator[Foun
     broken = ((key, name) for name, key in noted["broken"].items() if name not in awaited)
     yield from _broken(server, (each for each in broken if hash(each[1]) not in taken))
     yield from (each for name, each in awaited.items() if hash(name) not in taken)
-    yield from lost_of(server, prefix, noted["lost"])
+    yield from lost_of(server, ((key, name) for name, key in noted["lost"].items()))
 
 
 def chosen(
@@ -271,14 +279,14 @@ def lock(app: Any, name: str) -> list[Found]:
         LockUnavailable: the server did not answer, or does not allow it.
     """
     locks = app_locks(app)
-    server, keys = locks.server, lock_keys(locks.prefix, name)
-    held = [*_held(server, locks.prefix, [name])]
+    server, keys = locks.server, lock_keys(locks.prefix, name, MAX_LIMIT)
+    held = [*_held(server, [keys])]
     (room,) = rooms_of(server, locks.prefix, [name], app)
     rows = [_with_room(each, room) for each in held]
     if not rows:  # who has broken it is shown here, even if tasks wait for it
         rows = [_awaited(locks.prefix, room)] if room.waits else []
         rows += _broken(server, [(keys.broken, keys.name)])
-    rows += lost_of(server, locks.prefix, [keys.name])
+    rows += lost_of(server, [(keys.lost, keys.name)])
     suspended = suspensions_on(server, locks.prefix)
     idle = next((each for each in suspended if each.lock == keys.name and not rows), None)
     if idle is not None:
@@ -323,11 +331,11 @@ def read_locks(server: Server, locks: Sequence[LockKeys], task: str) -> list[lis
     return found
 
 
-def _held(server: Server, prefix: str, names: Iterable[str]) -> Iterator[Found]:
-    """Who has these locks, however many slots they have. Few have more than one, and nothing tells
-    how many: so this asks first in which part of the slots any is taken.
+def _held(server: Server, locks: Iterable[LockKeys]) -> Iterator[Found]:
+    """Who has these locks, however many slots they have, up to those that are given. Few have more
+    than one, and nothing tells how many: so this asks first in which part any is taken.
     """
-    for batch in in_batches((lock_keys(prefix, name, MAX_LIMIT) for name in names), AT_ONCE):
+    for batch in in_batches(locks, AT_ONCE):
         parts = [(keys, keys.slots[first:end]) for keys in batch for first, end in PARTS]
         counts = server.replies([("EXISTS", *slots) for _, slots in parts], errors=True)
         # Who may not ask this, reads all of them.
@@ -433,24 +441,28 @@ def _broken(server: Server, notes: Iterable[Named]) -> Iterator[Found]:
         )
 
 
-def lost_of(server: Server, prefix: str, names: Iterable[str]) -> Iterator[Found]:
-    """The runs that go on without these locks, from the keys where they say so. A run that the
+def lost_of(server: Server, marks: Iterable[Named]) -> Iterator[Found]:
+    """The runs that go on without their lock, from the keys where they say so. A run that the
     server has as a holder has its lock: it came back, or the run missed an answer.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
     """
-    for batch in in_batches((lock_keys(prefix, name) for name in names), BATCH):
-        now, replies = read(server, [("HGETALL", keys.lost) for keys in batch])
-        marks = {keys: marks_in(reply, now) for keys, reply in zip(batch, replies, strict=True)}
-        held = _held(server, prefix, [keys.name for keys, runs in marks.items() if runs])
+    for batch in in_batches(marks, BATCH):
+        now, replies = read(server, [("HGETALL", key) for key, _ in batch])
+        told = [
+            (_text(key), name, runs)
+            for (key, name), reply in zip(batch, replies, strict=True)
+            if (runs := marks_in(reply, now))
+        ]
+        held = _held(server, (lock_keys(prefix_of(key), name, MAX_LIMIT) for key, name, _ in told))
         has_it = {(each.name, each.holder and each.holder.fence) for each in held}
-        for keys, runs in marks.items():
+        for key, name, runs in told:
             for run in runs:
-                if (keys.name, run.holder.fence) not in has_it:
+                if (name, run.holder.fence) not in has_it:
                     yield Found(
-                        key=f"{keys.lost}#{run.holder.fence}",
-                        name=keys.name,
+                        key=f"{key}#{run.holder.fence}",
+                        name=name,
                         state="without its lock",
                         holder=run.holder,
                         held_for=_held_for(run.holder, now),

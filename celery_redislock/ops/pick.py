@@ -9,10 +9,11 @@ from typing import Any
 from ..app.settings import app_locks
 from ..inspection.history import OUTSIDE, history
 from ..inspection.locks import Found, lock, matches, snapshot
-from ..inspection.rooms import ids_of, waiting
+from ..inspection.rooms import AT_ONCE, ids_of, waiting
 from ..protocol.canonical import task_in
 from ..protocol.holders import one_line
 from ..protocol.keys import lock_keys
+from ..servers.looking import in_batches
 from ..servers.server import Server
 from ..tasks.target import Target, TargetError, nearly
 from ..tasks.task import locked_tasks
@@ -57,7 +58,9 @@ def of_waiting(app: Any, text: str) -> Target | None:
         LockUnavailable: the server did not answer, or does not allow it.
     """
     names = sorted({each.name for each in snapshot(app) if each.waiting})
-    ids: dict[str, Iterable[str]] = {**ids_of(app, names)}
+    ids: dict[str, Iterable[str]] = {}
+    for batch in in_batches(names, AT_ONCE):
+        ids |= ids_of(app, batch)
     long = waiting(app, [name for name in names if name not in ids])
     ids |= {room.name: [each.task_id for each in room.waiting] for room in long}
     exact = {name for name, some in ids.items() if text in some}

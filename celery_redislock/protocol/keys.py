@@ -65,6 +65,11 @@ class LockKeys(NamedTuple):
         return [NOTE_KEY.encode() % (self.done.encode(), each) for each in entry_ids]
 
 
+def prefix_of(key: str) -> str:
+    """The prefix of a key that begins with one and a bucket."""
+    return head_of(key).rpartition(":{")[0]
+
+
 def lock_keys(prefix: str, name: str, limit: int = 1) -> LockKeys:
     """The Redis keys of the lock with that name, which up to `limit` runs may hold at once.
 

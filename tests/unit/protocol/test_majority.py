@@ -100,3 +100,12 @@ def test_the_same_holder_is_one_with_another_time_and_fence() -> None:
     holder = Holder(task_id="x", pid=1, fence=5, acquired_at=1.0)
     same, other = Holder(task_id="x", pid=1, fence=6), Holder(task_id="y", pid=1, fence=7)
     assert majority.commonest([other, holder, same]) is holder
+
+
+def test_of_how_many_keys_there_are_the_most_is_told() -> None:
+    """Each of them may be on another majority of the servers."""
+    asked = [("EXISTS", "a", "b"), ("GET", "a")]
+    answers = [[1, b"x"], [0, b"x"], [2, None]]
+    assert majority.replies(asked, answers) == [2, b"x"]
+    denied = ValueError("NOPERM")
+    assert majority.replies(asked[:1], [[denied], [denied]]) == [denied]
