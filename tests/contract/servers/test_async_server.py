@@ -555,20 +555,23 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-#: Holds them until it reads a line, and then leaves all blocks. Says how long that took.
+#: Holds them until it reads a line, and then releases all.
 _HOLDS = """
 import asyncio, contextlib, sys, time
 import redis
-from celery_redislock import AsyncRedisLock, LockError
+from celery_redislock import AsyncRedisLock, LockUnavailable
 
 class Own(redis.Connection):
     pass
 
 async def holds(lock, ready, goes_on):
-    with contextlib.suppress(LockError):
-        async with lock:
-            ready.release()
-            await goes_on.wait()
+    taken = False
+    while not taken:
+        with contextlib.suppress(LockUnavailable):  # on a busy machine
+            taken = await lock.acquire(60)
+    ready.release()
+    await goes_on.wait()
+    await lock.release()
 
 async def main(url, label, count):
     source = url
@@ -577,7 +580,7 @@ async def main(url, label, count):
         pool = redis.ConnectionPool(connection_class=Own, host="127.0.0.1", port=port)
         source = redis.Redis(connection_pool=pool)
     ready, goes_on = asyncio.Semaphore(0), asyncio.Event()
-    locks = [AsyncRedisLock(source, f"{label}-{n}", timeout=60) for n in range(int(count))]
+    locks = [AsyncRedisLock(source, f"{label}-{n}") for n in range(int(count))]
     tasks = [asyncio.create_task(holds(each, ready, goes_on)) for each in locks]
     for _ in tasks:
         await ready.acquire()
