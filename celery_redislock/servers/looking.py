@@ -12,7 +12,7 @@ from redis.exceptions import NoPermissionError, ResponseError
 from ..errors import LockUnavailable
 from ..protocol.clock import clock
 from ..protocol.rooms import pairs_in
-from .restarts import MARK, info
+from .restarts import info
 from .rights import Rights
 from .server import LOOKING_TTL, Server
 from .talk import said_of
@@ -79,12 +79,6 @@ def server_config(server: Server, name: str) -> str | None:
     """The value of this setting; None if the server refuses to tell it."""
     (reply,) = server.replies([("CONFIG", "GET", name)], errors=True)
     return None if isinstance(reply, ResponseError) else dict(pairs_in(reply)).get(name)
-
-
-def takes_marks(server: Server) -> bool:
-    """Whether a restart of the server is noticed though it does not tell its id. See `restarts`."""
-    (reply,) = server.replies([("EVAL", MARK % "", 0)], errors=True)
-    return isinstance(reply, bytes)
 
 
 def eviction_policy(server: Server, ttl: float) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Generator
-from hashlib import sha1
 from typing import Any, Final
 
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS
@@ -20,13 +19,11 @@ from ..errors import LockUnavailable
 from ..protocol.clock import clock
 from ..protocol.tokens import new_token
 from .connections import pack
+from .scripts import packed_mark
 
 #: A restarted node of a cluster refuses all requests for two seconds, and longer if other nodes are
 #: missing. Nobody tells since when it works: we take it for so many seconds after its start.
 JOINING: Final = 60.0
-#: A script that we leave on a server that does not tell its id. Since Redis 7 the server knows it
-#: until it restarts, and no replica does. For older servers, whose replicas may, it is no mark.
-MARK: Final = "return redis.REDIS_VERSION_NUM and '%s'"
 
 
 class ServerWatch:
@@ -48,7 +45,7 @@ class ServerWatch:
     def __init__(self, in_cluster: bool = False) -> None:
         self._in_cluster = in_cluster
         self._run_id: str | None = None
-        #: The script by which a server is known that does not tell its id; None if there is none.
+        #: The mark by which a server is known that does not tell its id; None if there is none.
         self._mark: str | None = None
         self._takes_marks = True
         self.last_contact = 0.0
@@ -114,16 +111,15 @@ class ServerWatch:
     def _ask_for_mark(
         self,
     ) -> Generator[tuple[bytes, int, float], list[Any], tuple[bool | None, str | None]]:
-        """Ask for the script that we left on the server, and leave one if there is none.
+        """Ask for the mark that we left on the server, and leave one if there is none.
 
         Returns:
-            Whether it is the server that we met before, None if that cannot be told; and the script
+            Whether it is the server that we met before, None if that cannot be told; and the mark
             that it has now.
         """
         known, is_same = self._mark, None
         if known is not None:
-            digest = sha1(known.encode(), usedforsecurity=False).hexdigest()
-            (reply,) = yield pack(("EVALSHA", digest, 0)), 1, 0.0
+            (reply,) = yield packed_mark(known, is_known=True), 1, 0.0
             if isinstance(reply, bytes):
                 return True, known
             if isinstance(reply, NoPermissionError):
@@ -133,8 +129,8 @@ class ServerWatch:
             is_same = False
         if not self._takes_marks:
             return is_same, None
-        mark = MARK % new_token()  # a new one: forked processes know the last one, too
-        (reply,) = yield pack(("EVAL", mark, 0)), 1, 0.0
+        mark = new_token()  # a new one: forked processes know the last one, too
+        (reply,) = yield packed_mark(mark, is_known=False), 1, 0.0
         self._takes_marks = reply is not None
         return is_same, mark if isinstance(reply, bytes) else None
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Final
 
 from ...app.documents import page
-from ...servers.looking import takes_marks
 from ...servers.rights import Rights
 from .checkup import Checkup
 from .finding import ERROR, OK, UNKNOWN, WARNING, Finding
@@ -84,7 +83,7 @@ def _denied(checkup: Checkup, key: str, denied: list[str]) -> Iterator[Finding]:
 
 def _without_info(checkup: Checkup) -> Finding:
     todo = "ACL SETUSER <user> +info"
-    if takes_marks(checkup.locks.server):
+    if Rights(checkup.locks.server).may_mark():
         return Finding(
             WARNING, "INFO is denied: only a script that is gone shows a restart", todo,
         )  # fmt: skip

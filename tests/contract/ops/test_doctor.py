@@ -11,7 +11,7 @@ from celery_redislock.app.settings import app_locks
 from celery_redislock.ops.doctor.checkup import Checkup
 from celery_redislock.ops.doctor.rights import check_rights
 from celery_redislock.ops.doctor.server import check_round_trip
-from celery_redislock.servers import looking
+from celery_redislock.servers import rights
 from celery_redislock.servers.looking import round_trips
 from celery_redislock.servers.rights import Rights
 from celery_redislock.worker.sweeper import Sweeper
@@ -32,7 +32,7 @@ def test_a_restart_that_only_a_closed_connection_would_show_is_an_error(
     own_redis, label, monkeypatch, marks
 ):
     if not marks:  # as before Redis 7
-        monkeypatch.setattr(looking, "MARK", "return redis.UNKNOWN and '%s'")
+        monkeypatch.setattr(rights, "MARK", "return redis.UNKNOWN and '%s'")
     with own_redis.client() as client:
         client.execute_command("ACL", "SETUSER", "default", "-info")
     found = list(check_rights(Checkup(make_app(own_redis.url, label))))

@@ -25,8 +25,7 @@ import uvloop
 from celery_redislock import AsyncRedisLock, LockUnavailable, RedisLock
 from celery_redislock.protocol.calls import Release, settle
 from celery_redislock.protocol.keys import lock_keys
-from celery_redislock.servers import async_node
-from celery_redislock.servers import restarts as restarts_module
+from celery_redislock.servers import async_node, scripts
 from celery_redislock.servers.async_server import LISTENING
 from celery_redislock.servers.threads import give_back, threads
 from celery_redislock.servers.wire import Wire, Wires
@@ -268,7 +267,7 @@ def test_a_server_that_tells_no_id_is_known_by_its_mark(own_redis, label) -> Non
 
 def test_where_there_is_no_mark_a_cut_may_be_a_restart(own_redis, label, monkeypatch) -> None:
     """As before Redis 7."""
-    monkeypatch.setattr(restarts_module, "MARK", "return redis.UNKNOWN and '%s'")
+    monkeypatch.setattr(scripts, "MARK", "return redis.UNKNOWN and '%s'")
     without_info(own_redis)
 
     async def main() -> None:

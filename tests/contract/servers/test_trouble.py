@@ -31,7 +31,7 @@ from celery_redislock.protocol.claims import (
     Parking,
 )
 from celery_redislock.protocol.keys import lock_keys
-from celery_redislock.servers import restarts
+from celery_redislock.servers import scripts
 from celery_redislock.servers.connections import TRUSTED
 from celery_redislock.servers.node import Node
 from celery_redislock.servers.server import Server
@@ -614,7 +614,7 @@ def test_a_server_that_does_not_tell_which_it_is_gives_locks_though_connections_
 
 def test_a_restart_that_is_told_by_a_break_alone_is_held_off(own_redis, label, monkeypatch) -> None:
     """The scripts of a server before Redis 7 may be known to its replicas."""
-    monkeypatch.setattr(restarts, "MARK", "return redis.UNKNOWN and '%s'")
+    monkeypatch.setattr(scripts, "MARK", "return redis.UNKNOWN and '%s'")
     without_info(own_redis)
     store = Node(source_from_url(own_redis.url))
     taken(store.run(calls.acquire(make_claim(label))))
