@@ -33,6 +33,7 @@ from celery_redislock.protocol.claims import (
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.servers import scripts
 from celery_redislock.servers.connections import TRUSTED
+from celery_redislock.servers.factory import server_at
 from celery_redislock.servers.node import Node
 from celery_redislock.servers.server import Server
 from celery_redislock.servers.talk import operation_timeout
@@ -46,6 +47,7 @@ from tests.contract.claims import (
     outcomes,
     taken,
 )
+from tests.support.clusters import ClusterSet, url_of_quorum
 from tests.support.interrupts import CutShort, cut_short_at
 from tests.support.servers import Proxy, RedisServer, free_port
 from tests.support.waiting import eventually
@@ -610,6 +612,27 @@ def test_a_server_that_does_not_tell_which_it_is_gives_locks_though_connections_
             assert store.run(calls.settle(claim)).ours
             CLOSES[how](own_redis, proxy)
         store.close()
+
+
+@pytest.mark.parametrize("kind", ["cluster", "quorum"])
+def test_nor_do_they_end_for_ever_where_there_are_several(three_servers, label, kind) -> None:
+    with contextlib.ExitStack() as stack:
+        servers, url = three_servers, url_of_quorum(three_servers)
+        if kind == "cluster":
+            cluster = stack.enter_context(ClusterSet(replicas=0))
+            servers, url = cluster.nodes, cluster.url
+        for server in servers:
+            without_info(server)
+        store = server_at(source_from_url(url))
+        stack.callback(store.close)
+        claims = [make_claim(f"{label}{number}", ttl=60) for number in range(6)]
+        for claim in claims:
+            taken(store.run(calls.acquire(claim), hold_off=0))
+        for server in servers:
+            kill_clients(server)
+        assert [store.run(calls.settle(claim)).ours for claim in claims] == [True] * 6
+        for claim in claims:
+            taken(store.run(calls.acquire(claim), hold_off=0))
 
 
 def test_a_restart_that_is_told_by_a_break_alone_is_held_off(own_redis, label, monkeypatch) -> None:
