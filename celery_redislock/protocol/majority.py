@@ -54,9 +54,15 @@ def counted(answers: Sequence[Any], majority: int) -> Any:
     return next((each for each in answers if each is not None), None)
 
 
-def is_split(answers: Sequence[Any], majority: int) -> bool:
-    """Whether neither a majority of servers had what a call settles, nor a majority had it not."""
-    return len(answers) - _agreeing(answers) < majority > _agreeing(answers)
+def is_in_doubt(answers: Sequence[Any], sure: Sequence[Any], majority: int) -> bool:
+    """Whether neither a majority of servers had what a call settles, nor a majority had it not.
+
+    Args:
+        answers: the servers' answers.
+        sure: those of them that come from no repetition, which finds what the first try has done.
+        majority: how many are one.
+    """
+    return len(sure) - _agreeing(sure) < majority > _agreeing(answers)
 
 
 def _agreeing(answers: Sequence[Any]) -> int:

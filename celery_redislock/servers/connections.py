@@ -39,8 +39,8 @@ except ImportError:
 TRUSTED: Final = 0.5
 
 #: Seconds after which a connection that nobody uses is closed. Firewalls and load balancers forget
-#: idle ones without a word, seldom in less than a minute. It stays open if the server does not tell
-#: its id: then only a broken connection tells of a restart.
+#: idle ones without a word, seldom in less than a minute. It stays open if only a broken connection
+#: tells of a restart.
 IDLE_FOR: Final = 30.0
 
 #: Makes a connection pool. Its arguments are a timeout in seconds, for connecting and for each

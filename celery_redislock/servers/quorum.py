@@ -8,6 +8,7 @@ lock counts as taken.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -74,10 +75,20 @@ class Quorum(Server):
         if call.script in rooms.SCRIPTS:
             raise LockUnavailable(call.keys[0], None, "independent servers have no waiting rooms")
         fit, was_in_doubt = without_waiters(call), call.in_doubt
-        answers, failures = self._ask_all(fit, purpose)
+        sure: list[T] = []
+
+        def ask(node: Node) -> T:
+            own = dataclasses.replace(fit, in_doubt=False)
+            answer = node.run(own, once=True, hold_off=0, purpose=purpose)
+            if not own.in_doubt:
+                sure.append(answer)
+            return answer
+
+        answers, failures = self._all(ask, _giving_back(fit))
         try:
             answer: T = self._decide(fit, answers, failures, purpose)
-            call.in_doubt = was_in_doubt or majority.is_split(answers, self._majority)
+            in_doubt = majority.is_in_doubt(answers, sure, self._majority)
+            call.in_doubt = was_in_doubt or in_doubt
             return answer
         except LockUnavailable:
             call.in_doubt = True
@@ -147,7 +158,7 @@ class Quorum(Server):
 
     def _ask_all(self, call: Call[Any], purpose: str) -> tuple[list[Any], list[LockUnavailable]]:
         """The answers of the servers to this call, and the failures of the others."""
-        return self._all(_asking(call, purpose), [call] if call.script == GIVES_BACK else ())
+        return self._all(_asking(call, purpose), _giving_back(call))
 
     def _all(
         self, ask: Callable[[Node], T], gives_back: Sequence[Call[Any]] = ()
@@ -275,6 +286,11 @@ class Quorum(Server):
 def _asking(call: Call[Any], purpose: str) -> Callable[[Node], Any]:
     """A function that asks a server once."""
     return methodcaller("run", call, once=True, hold_off=0, purpose=purpose)
+
+
+def _giving_back(call: Call[Any]) -> Sequence[Call[Any]]:
+    """The call, if it gives something back."""
+    return [call] if call.script == GIVES_BACK else ()
 
 
 def _there(node: Node) -> Node:

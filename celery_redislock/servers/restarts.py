@@ -7,11 +7,19 @@ from collections.abc import Generator
 from typing import Any, Final
 
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS
-from redis.exceptions import BusyLoadingError, ClusterDownError, ResponseError
+from redis.exceptions import (
+    BusyLoadingError,
+    ClusterDownError,
+    NoPermissionError,
+    NoScriptError,
+    ResponseError,
+)
 
 from ..errors import LockUnavailable
 from ..protocol.clock import clock
+from ..protocol.tokens import new_token
 from .connections import pack
+from .scripts import packed_mark
 
 #: A restarted node of a cluster refuses all requests for two seconds, and longer if other nodes are
 #: missing. Nobody tells since when it works: we take it for so many seconds after its start.
@@ -37,6 +45,9 @@ class ServerWatch:
     def __init__(self, in_cluster: bool = False) -> None:
         self._in_cluster = in_cluster
         self._run_id: str | None = None
+        #: The mark by which a server is known that does not tell its id; None if there is none.
+        self._mark: str | None = None
+        self._takes_marks = True
         self.last_contact = 0.0
         self.is_broken = False
         self.changed_at: float | None = None
@@ -77,9 +88,12 @@ class ServerWatch:
         now = clock()
         started_at = now - max(uptime - late, 0.0)
         if run_id is None:
-            # The server does not tell its id: after a broken connection it may be another server.
-            if self.is_broken or connection in self._connected:
-                self.changed_at = now
+            is_same, mark = yield from self._ask_for_mark()
+            # If it cannot be told: after a broken connection it may be another server.
+            may_be_other = self.is_broken or connection in self._connected
+            if is_same is False or (is_same is None and may_be_other):
+                self.changed_at = clock()
+            self._mark = mark
         elif self._run_id is None:
             # Our first contact with a server. If it was away before, it may have forgotten locks.
             if self.is_broken:
@@ -94,9 +108,35 @@ class ServerWatch:
         self.is_broken = False
         self.last_contact = now
 
+    def _ask_for_mark(
+        self,
+    ) -> Generator[tuple[bytes, int, float], list[Any], tuple[bool | None, str | None]]:
+        """Ask for the mark that we left on the server, and leave one if there is none.
+
+        Returns:
+            Whether it is the server that we met before, None if that cannot be told; and the mark
+            that it has now.
+        """
+        known, is_same = self._mark, None
+        if known is not None:
+            (reply,) = yield packed_mark(known, is_known=True), 1, 0.0
+            if isinstance(reply, bytes):
+                return True, known
+            if isinstance(reply, NoPermissionError):
+                return None, None
+            if not isinstance(reply, NoScriptError):
+                raise reply
+            is_same = False
+        if not self._takes_marks:
+            return is_same, None
+        mark = new_token()  # a new one: forked processes know the last one, too
+        (reply,) = yield packed_mark(mark, is_known=False), 1, 0.0
+        self._takes_marks = reply is not None
+        return is_same, mark if isinstance(reply, bytes) else None
+
     def tells_id(self) -> bool:
-        """Whether the server has told its id, by which a restart is noticed."""
-        return self._run_id is not None
+        """Whether a restart of the server is noticed by more than a connection that breaks."""
+        return self._run_id is not None or self._mark is not None
 
     def _came_back(self, run_id: str) -> bool:
         return self.is_broken if self._run_id is None else run_id != self._run_id

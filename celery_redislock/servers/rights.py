@@ -10,6 +10,7 @@ from redis.exceptions import NoPermissionError, ResponseError
 
 from .connections import pack
 from .restarts import ServerWatch
+from .scripts import MARK
 from .server import LOOKING_TTL, Server
 from .talk import Talk
 
@@ -51,6 +52,11 @@ class Rights:
             not isinstance(reply, NoPermissionError) and "unknown command" not in str(reply)
             for reply in replies
         ]
+
+    def may_mark(self) -> bool:
+        """Whether a restart of the server is noticed though it does not tell its id. See `MARK`."""
+        (reply,) = self._server.replies([("EVAL", MARK % "", 0)], errors=True)
+        return isinstance(reply, bytes)
 
     def denied(self, commands: Sequence[Sequence[str]]) -> list[bool]:
         """Whether the server denies this user each of these commands. Runs the commands, so they

@@ -6,10 +6,14 @@ import hashlib
 import pkgutil
 import re
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, Final
 
 from ..protocol.exchange import Call
 from .connections import pack
+
+#: A script that we leave on a server that does not tell its id. Since Redis 7 the server knows it
+#: until it restarts, and no replica does. For older servers, whose replicas may, it is no mark.
+MARK: Final = "return redis.REDIS_VERSION_NUM and '%s'"
 
 
 @cache  # a script is read at its first use: a process that only sends tasks needs none
@@ -35,6 +39,16 @@ def packed(call: Call[Any]) -> bytes:
 def packed_text(call: Call[Any]) -> bytes:
     """The packed command of a call that makes the script known to the server."""
     return pack(("EVAL", text_of(call.script), len(call.keys), *call.keys, *call.args))
+
+
+def packed_mark(mark: str, is_known: bool) -> bytes:
+    """The packed command whose reply is this mark, if the server is to know it already; or the one
+    that makes it known.
+    """
+    text = MARK % mark
+    if not is_known:
+        return pack(("EVAL", text, 0))
+    return pack(("EVALSHA", hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(), 0))
 
 
 @lru_cache(maxsize=128)

@@ -37,6 +37,30 @@ def test_every_policy_works_with_the_rights_of_workers(
             assert locks.keys("redislock:*:done:*") or locks.keys("redislock:*:fence")
 
 
+def test_tasks_run_though_the_server_closes_idle_connections_and_does_not_tell_which_it_is(
+    own_redis, start_worker, sender, queue, journal, label
+):
+    """Each connection that idles out might be a restart, after which nobody takes a new lock for
+    ten seconds: here that would never end.
+    """
+    with own_redis.client() as client:
+        grant(client, "workers", "-info")
+        client.config_set("timeout", 1)
+        start_worker(queues=queue, conf={"redislock_url": f"{as_user(own_redis.url, 'workers')}/5"})
+
+        def run_one(number):
+            result = sender.send_task("skip", [f"{label}-{number}", 0.0], queue=queue)
+            eventually(result.ready, f"number {number} has run", 8)
+            assert result.state == "SUCCESS"
+
+        def connected():
+            return [each for each in client.client_list() if each["user"] == "workers"]
+
+        for number in range(3):
+            eventually(lambda: not connected(), "all have idled out")
+            run_one(number)
+
+
 #: A task that waits.
 ENTRY = '||{"task":"sync","task_id":"x"}'
 #: A lock's value, as docs/how-it-works.md shows it.

@@ -54,10 +54,10 @@ def check_rights(checkup: Checkup) -> Iterator[Finding]:
             )
             return
     denied = [words[0] for words, may in zip(commands, allowed, strict=True) if not may]
-    yield from _denied(checkup.locks.prefix, key, denied)
+    yield from _denied(checkup, key, denied)
 
 
-def _denied(prefix: str, key: str, denied: list[str]) -> Iterator[Finding]:
+def _denied(checkup: Checkup, key: str, denied: list[str]) -> Iterator[Finding]:
     if not denied:
         yield Finding(OK, "all commands in use are allowed")
     extra = {command.split()[0] for command in EXTRA}
@@ -70,18 +70,30 @@ def _denied(prefix: str, key: str, denied: list[str]) -> Iterator[Finding]:
     if needed := [command for command in denied if command not in extra]:
         yield Finding(
             ERROR, f"denied on {key!r}: {', '.join(needed)}",
-            f"ACL SETUSER <user> ~{prefix}:* {_granting(needed)}",
+            f"ACL SETUSER <user> ~{checkup.locks.prefix}:* {_granting(needed)}",
         )  # fmt: skip
     if "info" in denied:
-        yield Finding(
-            WARNING, "INFO is denied: only a broken connection shows a restart",
-            "ACL SETUSER <user> +info",
-        )  # fmt: skip
+        yield _without_info(checkup)
     if for_history := [command for command in denied if command in extra - {"info"}]:
         yield Finding(
             WARNING, f"denied on {key!r}: {', '.join(for_history)}: no history is kept",
             f"ACL SETUSER <user> {_granting(for_history)}; or set redislock_history = 0",
         )  # fmt: skip
+
+
+def _without_info(checkup: Checkup) -> Finding:
+    todo = "ACL SETUSER <user> +info"
+    if Rights(checkup.locks.server).may_mark():
+        return Finding(
+            WARNING, "INFO is denied: only a script that is gone shows a restart", todo,
+        )  # fmt: skip
+    return Finding(
+        ERROR,
+        "INFO is denied, and the server is older than Redis 7: each connection that ends counts as"
+        " a restart, so no new lock is taken for a third of the ttl; if idle connections are closed"
+        " sooner, never again",
+        todo,
+    )  # fmt: skip
 
 
 def _granting(commands: list[str]) -> str:

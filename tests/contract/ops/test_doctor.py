@@ -10,8 +10,10 @@ from celery_redislock import LockUnavailable
 from celery_redislock.app.settings import app_locks
 from celery_redislock.app.whereabouts import whereabouts
 from celery_redislock.ops.doctor.checkup import Checkup
+from celery_redislock.ops.doctor.rights import check_rights
 from celery_redislock.ops.doctor.server import check_round_trip
 from celery_redislock.ops.doctor.workers import check_workers
+from celery_redislock.servers import rights
 from celery_redislock.servers.looking import round_trips
 from celery_redislock.servers.rights import Rights
 from celery_redislock.worker.sweeper import Sweeper
@@ -25,6 +27,20 @@ def test_a_server_that_answers_late_is_told(redis_server, label):
     assert [each.level for each in check_round_trip(checkup)] == ["warning"]
     checkup.__dict__["trips"] = ([0.9] * 20, 0.0)
     assert [each.level for each in check_round_trip(checkup)] == ["error"]
+
+
+@pytest.mark.parametrize("marks", [True, False])
+def test_a_restart_that_only_a_closed_connection_would_show_is_an_error(
+    own_redis, label, monkeypatch, marks
+):
+    if not marks:  # as before Redis 7
+        monkeypatch.setattr(rights, "MARK", "return redis.UNKNOWN and '%s'")
+    with own_redis.client() as client:
+        client.execute_command("ACL", "SETUSER", "default", "-info")
+    found = list(check_rights(Checkup(make_app(own_redis.url, label))))
+    assert [each.level for each in found] == ["warning" if marks else "error"]
+    assert "INFO is denied" in found[0].what
+    assert found[0].todo == "ACL SETUSER <user> +info"
 
 
 def test_workers_of_another_broker_under_the_same_prefix_are_told(redis_server, label):

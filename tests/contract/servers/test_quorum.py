@@ -17,7 +17,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from hypothesis.strategies import sampled_from
 
-from celery_redislock import LockUnavailable, RedisLock, SingletonTask
+from celery_redislock import LockLost, LockUnavailable, RedisLock, SingletonTask
 from celery_redislock.errors import ConfigError
 from celery_redislock.inspection.locks import lost_of
 from celery_redislock.operations import holders, list_locks
@@ -319,6 +319,35 @@ def test_a_server_whose_answer_was_lost_gets_its_lock_back(servers, label, lost)
                 lock.acquire(timeout=0)
 
         eventually(lambda: not holding(servers, lock.key), "all have their lock back", 10)
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+def test_a_release_whose_answers_were_lost_is_no_proof_of_a_loss(
+    servers, label, lost, caplog
+) -> None:
+    """It was carried out, and is asked for again on new connections."""
+    with contextlib.ExitStack() as stack:
+        proxies = [stack.enter_context(Proxy(each.port)) for each in servers]
+        url = "redlock://" + ",".join(f"127.0.0.1:{each.port}" for each in proxies)
+        lock = RedisLock(url, label, ttl=60)
+        with lock:
+            pass  # the servers know the scripts
+        with lock:
+            for proxy in proxies[:lost]:
+                proxy.lose_replies(1, to=sha_of("settle").encode())
+        assert [proxy.lost for proxy in proxies] == [1] * lost + [0] * (3 - lost)
+    assert "LOST" not in caplog.text
+
+
+@pytest.mark.parametrize("away", [0, 1])
+def test_a_release_that_most_did_not_find_is_a_loss(frail, three_servers, label, away) -> None:
+    lock = RedisLock(url_of_quorum(three_servers), label, ttl=60)
+    with pytest.raises(LockLost), lock:
+        for server in three_servers[:away]:
+            server.kill()
+        for server in three_servers[away:]:
+            with server.client() as client:
+                client.delete(lock.key)
 
 
 def test_what_could_not_be_undone_is_not_undone_once_the_lock_is_taken(servers, label) -> None:

@@ -31,7 +31,9 @@ from celery_redislock.protocol.claims import (
     Parking,
 )
 from celery_redislock.protocol.keys import lock_keys
+from celery_redislock.servers import scripts
 from celery_redislock.servers.connections import TRUSTED
+from celery_redislock.servers.factory import server_at
 from celery_redislock.servers.node import Node
 from celery_redislock.servers.server import Server
 from celery_redislock.servers.talk import operation_timeout
@@ -45,6 +47,7 @@ from tests.contract.claims import (
     outcomes,
     taken,
 )
+from tests.support.clusters import ClusterSet, url_of_quorum
 from tests.support.interrupts import CutShort, cut_short_at
 from tests.support.servers import Proxy, RedisServer, free_port
 from tests.support.waiting import eventually
@@ -511,21 +514,134 @@ def test_another_server_under_the_same_address_gives_no_new_lock_at_once(label) 
         store.close()
 
 
-def test_a_server_that_does_not_tell_which_it_is_is_held_off_after_a_break(
+def without_info(server: RedisServer) -> None:
+    """Do not tell which server this is, from now on."""
+    with server.client() as client:
+        client.execute_command("ACL", "SETUSER", "default", "-info")
+
+
+def test_a_server_that_does_not_tell_which_it_is_is_held_off_after_a_restart(
     own_redis, label
 ) -> None:
-    def guard() -> None:
-        with own_redis.client() as client:
-            client.acl_setuser(
-                "worker", enabled=True, passwords="+secret", keys="*", commands=["+@all", "-info"]
-            )
+    without_info(own_redis)
+    store = Node(source_from_url(own_redis.url))
+    for number in range(2):
+        for each in range(2):
+            taken(store.run(calls.acquire(make_claim(f"{label}{number}-{each}", ttl=0.6))))
+        own_redis.restart_empty()
+        without_info(own_redis)
+        with pytest.raises(LockUnavailable, match="no new locks for"):
+            store.run(calls.acquire(make_claim(label)), hold_off=0)
+    store.close()
 
-    guard()
-    store = Node(source_from_url(f"redis://worker:secret@127.0.0.1:{own_redis.port}"))
-    taken(store.run(calls.acquire(make_claim(label))))
-    taken(store.run(calls.acquire(make_claim(f"{label}2"))))
+
+def test_each_of_those_who_share_a_mark_notices_a_restart(own_redis, label) -> None:
+    """A forked process knows its parent's. The mark that one leaves then must not fool others."""
+    without_info(own_redis)
+    parent, child = (Node(source_from_url(own_redis.url)) for _ in range(2))
+    taken(parent.run(calls.acquire(make_claim(label))))
+    child.watch._mark = parent.watch._mark
     own_redis.restart_empty()
-    guard()
+    without_info(own_redis)
+    for store in (parent, child, parent):
+        with pytest.raises(LockUnavailable, match="no new locks for"):
+            store.run(calls.acquire(make_claim(label)), hold_off=0)
+    parent.close()
+    child.close()
+
+
+def test_a_replica_that_is_promoted_is_held_off_if_it_does_not_tell_which_it_is(label) -> None:
+    """It has all that was on disk or in the stream of commands before."""
+    with RedisServer() as first:
+        without_info(first)
+        with Proxy(first.port) as proxy:
+            store = Node(source_from_url(proxy.url))
+            taken(store.run(calls.acquire(make_claim(label))))
+            with RedisServer("--replicaof", "127.0.0.1", str(first.port)) as second:
+                with second.client() as client:
+                    eventually(lambda: client.info()["master_link_status"] == "up", "it follows")
+                    taken(store.run(calls.acquire(make_claim(f"{label}2"))))
+                    client.replicaof("NO", "ONE")
+                without_info(second)
+                proxy.cut_off()
+                proxy.target_port = second.port
+                proxy.reconnect()
+                with pytest.raises(LockUnavailable, match="no new locks for"):
+                    store.run(calls.acquire(make_claim(f"{label}3")), hold_off=0)
+            store.close()
+
+
+#: How a connection ends without a restart of the server.
+CLOSES: dict[str, Callable[[RedisServer, Proxy], None]] = {
+    "idle": lambda server, proxy: idle_out(server),
+    "killed": lambda server, proxy: kill_clients(server),
+    "cut": lambda server, proxy: cut(proxy),
+    "forgotten": lambda server, proxy: proxy.forget(),
+}
+
+
+def cut(proxy: Proxy) -> None:
+    proxy.cut_off()
+    proxy.reconnect()
+
+
+def kill_clients(server: RedisServer) -> None:
+    with server.client() as client:
+        client.client_kill_filter(_type="normal", skipme=True)
+
+
+def idle_out(server: RedisServer) -> None:
+    with server.client() as client:
+        client.config_set("timeout", 1)
+        eventually(lambda: len(client.client_list(_type="normal")) == 1, "it is closed")
+        client.config_set("timeout", 0)
+
+
+@pytest.mark.parametrize("how", CLOSES)
+def test_a_server_that_does_not_tell_which_it_is_gives_locks_though_connections_end(
+    own_redis, label, how
+) -> None:
+    """Else no task would run any more where they end within a third of the ttl."""
+    without_info(own_redis)
+    with Proxy(own_redis.port) as proxy:
+        store = Node(source_from_url(proxy.url))
+        for number in range(3):
+            claim = make_claim(f"{label}{number}", ttl=60)
+            taken(store.run(calls.acquire(claim), hold_off=0))
+            CLOSES[how](own_redis, proxy)
+            assert store.run(calls.settle(claim)).ours
+            CLOSES[how](own_redis, proxy)
+        store.close()
+
+
+@pytest.mark.parametrize("kind", ["cluster", "quorum"])
+def test_nor_do_they_end_for_ever_where_there_are_several(three_servers, label, kind) -> None:
+    with contextlib.ExitStack() as stack:
+        servers, url = three_servers, url_of_quorum(three_servers)
+        if kind == "cluster":
+            cluster = stack.enter_context(ClusterSet(replicas=0))
+            servers, url = cluster.nodes, cluster.url
+        for server in servers:
+            without_info(server)
+        store = server_at(source_from_url(url))
+        stack.callback(store.close)
+        claims = [make_claim(f"{label}{number}", ttl=60) for number in range(6)]
+        for claim in claims:
+            taken(store.run(calls.acquire(claim), hold_off=0))
+        for server in servers:
+            kill_clients(server)
+        assert [store.run(calls.settle(claim)).ours for claim in claims] == [True] * 6
+        for claim in claims:
+            taken(store.run(calls.acquire(claim), hold_off=0))
+
+
+def test_a_restart_that_is_told_by_a_break_alone_is_held_off(own_redis, label, monkeypatch) -> None:
+    """The scripts of a server before Redis 7 may be known to its replicas."""
+    monkeypatch.setattr(scripts, "MARK", "return redis.UNKNOWN and '%s'")
+    without_info(own_redis)
+    store = Node(source_from_url(own_redis.url))
+    taken(store.run(calls.acquire(make_claim(label))))
+    kill_clients(own_redis)
     with pytest.raises(LockUnavailable, match="no new locks for"):
-        store.run(calls.acquire(make_claim(label)), hold_off=0)
+        store.run(calls.acquire(make_claim(f"{label}2")), hold_off=0)
     store.close()
