@@ -19,7 +19,7 @@ from ..protocol.claims import Place
 from ..protocol.clock import clock
 from ..protocol.entries import id_of
 from ..protocol.holders import Holder
-from ..protocol.keys import LockKeys, name_of_lock_id
+from ..protocol.keys import LockKeys, limit_of_lock_id, name_of_lock_id
 from ..protocol.tokens import new_token
 from .brokers import Origin
 from .formats import is_newer
@@ -164,6 +164,13 @@ class Kept(NamedTuple):
     def is_of(self, keys: LockKeys) -> bool:
         """Whether it is of this lock, whatever its limit was."""
         return name_of_lock_id(self.lock_id) == keys.name
+
+    def has_more_slots(self, keys: LockKeys) -> bool:
+        """Whether its lock has more slots than the lock with these keys."""
+        try:
+            return limit_of_lock_id(self.lock_id) > len(keys.slots) + 1
+        except ValueError:  # anybody may write a header
+            return False
 
     @classmethod
     def of(cls, raw: Mapping[str, Any]) -> Kept | None:

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 from . import entries, holders
 from .claims import Claim, Free, Full, Look, Older, Parked, Parking, to_ms
 from .clock import clock
-from .exchange import UNKNOWN_TTL, Call, Query, offered_in, seconds_in
+from .exchange import UNKNOWN_TTL, Call, Query, nothing, offered_in, seconds_in
 from .keys import LockKeys
 from .suspensions import suspension_in
 
@@ -102,6 +102,11 @@ def _look_answer(reply: Any, sent_at: float) -> Look:
     ended = {entry_id: entries.ended_of(text) for entry_id, text in pairs_in(flat)}
     members = [member.decode(errors="replace") for member in too_long]
     return Look(seconds_in(due), offered_in(offered), members, ended)
+
+
+def looks_no_more(of: LockKeys, lock_id: str) -> Query[None]:
+    """Have nobody look after the lock's room under this id, which has another number of slots."""
+    return Query([("ZREM", of.rooms, lock_id)], nothing, of.lock)
 
 
 def drop(

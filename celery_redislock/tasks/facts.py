@@ -17,7 +17,7 @@ from ..protocol import holders
 from ..protocol.claims import Claim, to_ms
 from ..protocol.clock import clock
 from ..protocol.holders import Holder
-from ..protocol.keys import LockKeys, limit_of_lock_id, with_slots
+from ..protocol.keys import LockKeys, keys_of_lock_id
 from ..protocol.suspensions import Suspension
 from .locked import LockedTask
 
@@ -86,9 +86,8 @@ class Facts:
         """
         task, raw = self.task, self.raw
         keys = task.lock_keys_for(self.args, self.kwargs, raw)
-        if kept is not None and kept.token and kept.is_of(keys):
-            with contextlib.suppress(ValueError):  # anybody may write a header
-                keys = with_slots(keys, limit_of_lock_id(kept.lock_id))
+        if kept is not None and kept.token and kept.is_of(keys) and kept.has_more_slots(keys):
+            keys = keys_of_lock_id(self.locks.prefix, kept.lock_id)
         if self.is_eager or not (self.began or self.locks.redelivery.copies_any_time):
             return keys
         own = [raw.get("id")]

@@ -32,7 +32,7 @@ from ..protocol.claims import Busy, Free, Parked, Place, Settled
 from ..protocol.clock import clock
 from ..protocol.log import get_logger
 from ..protocol.names import NoLock
-from ..protocol.rooms import park
+from ..protocol.rooms import looks_no_more, park
 from . import act, decide, lost, room
 from . import body as bodies
 from .abort import Abort
@@ -356,6 +356,10 @@ class Life:
         # The next call under a suspension asks first: what it is told goes with its message.
         waits = isinstance(answer, Parked) and answer.suspension is None
         self._task._redislock_note_parked(claim.keys.lock_id, claim.entry_id if waits else "")
+        if waits and self.kept is not None and self.kept.has_more_slots(claim.keys):
+            # Who published it looked at more slots than it may have, and would do so again.
+            with contextlib.suppress(LockUnavailable):
+                facts.locks.server.ask(looks_no_more(claim.keys, self.kept.lock_id), once=True)
         return answer
 
     def _follow_up(self, answer: Busy | Parked | Free | Settled) -> None:

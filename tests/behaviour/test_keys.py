@@ -195,7 +195,7 @@ def test_those_that_wait_under_a_smaller_limit_keep_their_places_and_are_not_sen
         return max(log.count(f"[{each.id}] received") for each in waiting)
 
     eventually(lambda: receipts() > 1 or gold.ready(), "somebody looked at two slots")
-    never(lambda: receipts() > 6, "they are sent about", 6)
+    never(lambda: receipts() > 3, "they are sent about", 12)
     journal.let_go(first.id)
     assert [each.get(timeout=40) for each in (*waiting, gold)] == [label] * 3
     ids = [each.task_id for each in journal.read(label, "start")]

@@ -149,6 +149,7 @@ HOLD = '{"token":"","hold":"task x","node":"a@h","pid":5,"acquired_at":170000000
 ADDED = (
     *("", "", "", ',"redelivered":true', ',"turned_away":9', ',"replaced":5,"by":["a","b"]'),
     *(',"redelivered":true,"turned_away":12', ',"turned_away":3,"redelivered":true'),
+    *(',"paused_until":9999999999999', ',"paused_until":9'),
 )
 
 
@@ -361,6 +362,7 @@ def test_many_of_these_states_are_plain_and_many_are_not(
             "if ms and redis.pcall('SET', done_note, note).err then",
         ),
         ("settle", "not string.find(current, REDELIVERED, 1, true)\n", "true\n"),
+        ("settle", "not string.find(current, PAUSED, 1, true)\n", "true\n"),
         ("settle", "is_under(current, opening) and not", "current and not"),
         ("settle", "'EXISTS', waiters, room, done_note)", "'EXISTS', room, done_note)"),
         ("settle", "'EXISTS', waiters, room, done_note)", "'EXISTS', waiters, done_note)"),
