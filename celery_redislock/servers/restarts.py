@@ -32,6 +32,8 @@ class ServerWatch:
         last_contact: when the server answered last, on `clock`.
         changed_at: when the server came back, on `clock`; None if it never did.
         is_broken: the last contact failed.
+        outage: from when until when it was away last, on `clock`, as far as we have asked it; None
+            if it never was.
     """
 
     def __init__(self, in_cluster: bool = False) -> None:
@@ -40,6 +42,7 @@ class ServerWatch:
         self.last_contact = 0.0
         self.is_broken = False
         self.changed_at: float | None = None
+        self.outage: tuple[float, float] | None = None
         self._connected: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def meet(self, connection: Any) -> Generator[tuple[bytes, int, float], list[Any], None]:
@@ -75,7 +78,7 @@ class ServerWatch:
                 raise ClusterDownError("the cluster is down")
             late += JOINING
         now = clock()
-        started_at = now - max(uptime - late, 0.0)
+        started_at, known = now - max(uptime - late, 0.0), self.changed_at
         if run_id is None:
             # The server does not tell its id: after a broken connection it may be another server.
             if self.is_broken or connection in self._connected:
@@ -89,6 +92,8 @@ class ServerWatch:
             # unknown time.
             restarted = uptime < now - self.last_contact
             self.changed_at = started_at if restarted else now
+        if self.is_broken or self.changed_at != known:
+            self.outage = (self.last_contact, now)
         self._connected.add(connection)
         self._run_id = run_id
         self.is_broken = False

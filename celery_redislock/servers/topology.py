@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import weakref
+from operator import itemgetter
 from typing import Final
 
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -74,6 +75,12 @@ class Topology:
             made = Node(self._source.pools(*at), self._min_replicas, in_cluster=True)
             node = self._nodes.setdefault(host, made)
         return node
+
+    @property
+    def outage(self) -> tuple[float, float] | None:
+        """See `Server.outage`."""
+        outages = [node.watch.outage for node in list(self._nodes.values())]
+        return max(filter(None, outages), key=itemgetter(1), default=None)
 
     def close(self) -> None:
         nodes, self._nodes = list(self._nodes.values()), {}

@@ -193,7 +193,8 @@ def expires_before(facts: Facts, state: State, decision: PutOff, countdown: floa
 def end_expired(facts: Facts, state: State, request: Any, cause: LockUnavailable | None) -> Course:
     """End a task that would expire before its next message is received."""
     note_end(facts, state)
-    room.end_expired(facts.task, facts.claim.keys, request, facts.label, cause)
+    because = () if cause is None else (str(cause), cause.reason)
+    room.end_expired(facts.task, facts.claim.keys, request, facts.label, *because)
     return Ends(Expired())
 
 
@@ -297,4 +298,4 @@ def wait_in_room(facts: Facts, decision: Waits) -> Course:
         )  # fmt: skip
     else:
         facts.report_conflict(decision.outcome, decision.holder)
-    return Ends(Waiting(), End.PUT_OFF)
+    return Ends(Waiting(facts.claim.keys.lock_id), End.PUT_OFF)
