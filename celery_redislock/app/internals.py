@@ -15,8 +15,9 @@ import contextlib
 import functools
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 
 # The stack of running tasks. `send_task` makes the task on top the parent of what it sends, and has
@@ -126,6 +127,61 @@ def hide_setting(pattern: str) -> None:
     # All of a URL is masked: a password may be in several places of it.
     hidden = utils.HIDDEN_SETTINGS
     utils.HIDDEN_SETTINGS = re.compile(f"{hidden.pattern}|{pattern}", hidden.flags)
+
+
+#: Where an app's settings keep what to call when some of ours have changed.
+_TELLS: Final = "_redislock_tells"
+
+
+@functools.cache
+def _telling(base: Any) -> type[Any]:
+    """A class of settings that tell when some of ours are changed. Celery's own tell nobody."""
+
+    class Settings(base):
+        def _redislock_change(self, names: Iterable[Any], change: Callable[[], Any]) -> Any:
+            tell = self.__dict__.get(_TELLS)
+            if tell is None or not any("redislock_" in str(name).lower() for name in names):
+                return change()
+            before = dict(self.changes)
+            try:
+                changed = change()
+                tell()
+            except BaseException:
+                self.changes.clear()
+                self.changes.update(before)
+                with contextlib.suppress(Exception):
+                    tell()
+                raise
+            return changed
+
+        def __setitem__(self, key: Any, value: Any) -> None:
+            self._redislock_change([key], partial(super().__setitem__, key, value))
+
+        def __delitem__(self, key: Any) -> None:
+            self._redislock_change([key], partial(super().__delitem__, key))
+
+        def pop(self, key: Any, *default: Any) -> Any:
+            return self._redislock_change([key], partial(super().pop, key, *default))
+
+        def clear(self) -> None:
+            self._redislock_change([*self.changes], super().clear)
+
+        def update(self, *args: Any, **kwargs: Any) -> Any:
+            new = dict(*args, **kwargs)
+            return self._redislock_change(new, partial(super().update, new))
+
+    return Settings
+
+
+def on_change_of_ours(conf: Any, callback: Callable[[], None]) -> None:
+    """Call this whenever one of our settings is changed in an app's settings. If it raises, the
+    change is undone.
+    """
+    if _TELLS not in conf.__dict__:
+        kind: Any = type(conf)
+        # Not by an assignment, which would be one of a setting.
+        object.__setattr__(conf, "__class__", _telling(kind))
+    conf.__dict__[_TELLS] = callback
 
 
 def tasks_so_far(app: Any) -> Mapping[str, Any]:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import enum
 import logging
+from mmap import mmap
+from struct import Struct
 from typing import Any, Final, NamedTuple
 
 from .. import signals
+from ..protocol.clock import clock
 from ..protocol.log import fields, get_logger
-from ..protocol.turns import Turn
 from .events import events
 
 logger = get_logger()
@@ -19,7 +21,29 @@ logger = get_logger()
 #: An outage of the lock server ends tasks by the dozen. One line in so many seconds is an ERROR,
 #: and the others are WARNINGs.
 BURST: Final = 60.0
-_burst: Final = Turn()
+_TIME: Final = Struct("d")
+
+
+class Burst:
+    """Whose line is the ERROR, among this process and those that are forked from it."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a group of processes: this one, and those that it forks from here on."""
+        self._said_at = mmap(-1, _TIME.size)
+
+    def take(self) -> bool:
+        """Whether it is the caller's. Two that ask in the same microsecond may both have it."""
+        (said_at,), now = _TIME.unpack(self._said_at), clock()
+        if said_at and now < said_at + BURST:
+            return False
+        self._said_at[:] = _TIME.pack(now)
+        return True
+
+
+burst: Final = Burst()
 
 _CONFLICT: Final = (signals.lock_conflict, signals.ConflictDetails)
 _OMITTED: Final = (signals.lock_omitted, signals.OmittedDetails)
@@ -175,13 +199,14 @@ def report(
         outcome.signal.send(sender=whose.task, details=report)
 
 
-def level_in_outage() -> int:
-    """The level of the line that a task ends because the lock server did not answer."""
-    return logging.ERROR if _burst.take(object(), BURST) else logging.WARNING
+def level_in_burst() -> int:
+    """The level of a line that names work which was not done, and whose cause is an operator's."""
+    return logging.ERROR if burst.take() else logging.WARNING
 
 
-def report_expired_in_outage(whose: Whose, why: object, reason: str, *, emits: bool = True) -> None:
-    """Report that a task ends as expired, without a run, because the lock server did not answer.
+def report_expired(whose: Whose, why: object, reason: str, *, emits: bool = True) -> None:
+    """Report that a task ends as expired, without a run, for a cause that operators must know: not
+    just that another run held its lock.
 
     Args:
         whose: the lock and the task.
@@ -192,5 +217,5 @@ def report_expired_in_outage(whose: Whose, why: object, reason: str, *, emits: b
     report(
         Outcome.EXPIRED, whose, "redislock: %s[%s] ends as expired without a run: %s",
         whose.run["task"], whose.task_id, why,
-        level=level_in_outage(), logged={"reason": reason}, emits=emits,
+        level=level_in_burst(), logged={"reason": reason}, emits=emits,
     )  # fmt: skip

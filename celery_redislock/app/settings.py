@@ -5,8 +5,11 @@ There are no module globals: two apps in one process may have two servers.
 
 from __future__ import annotations
 
+import contextlib
 import re
+import weakref
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from celery import Celery
@@ -19,7 +22,7 @@ from ..servers import stand_in
 from ..servers.address import address_of
 from ..servers.urls import QUORUM, TRANSPORT_OPTIONS, is_redis_url, source_from_url
 from .brokers import redelivery_of
-from .internals import CELERYS_SETTINGS, hide_setting, real_app
+from .internals import CELERYS_SETTINGS, hide_setting, on_change_of_ours, real_app
 from .options import SETTINGS
 from .unknown import refuse_unknown_settings
 
@@ -38,6 +41,10 @@ hide_setting("redislock_url")
 #: Settings of ours that those of other packages stand for, given the app's configuration and the
 #: names of its settings that are not Celery's. `compat.leftovers` sets it.
 translated: Callable[[Any, Iterable[str]], Mapping[str, Any]] = lambda conf, names: {}  # noqa: E731
+
+
+#: Resolves the options of an app's locked tasks again, as its settings are now. `tasks` sets it.
+resolve_again: Callable[[Any], None] = lambda app: None  # noqa: E731
 
 
 class Address(NamedTuple):
@@ -72,6 +79,8 @@ class AppLocks:
     """
 
     def __init__(self, app: Any, known: AppLocks | None = None) -> None:
+        #: What the settings were read from. `config_from_object` makes a new one.
+        self.conf = app.conf
         given, names = read_settings(app)
         refuse_unknown_settings([*names, *given])
         self.settings = {name: given[name] for name in SETTINGS if name in given}
@@ -174,20 +183,53 @@ class AppLocks:
 
 
 def app_locks(app: Any, *, refresh: bool = False) -> AppLocks:
-    """The app's locks.
+    """The app's locks, by its settings as they are.
 
     Args:
         app: the Celery app.
-        refresh: read the settings again; they may have changed since the last task was bound.
+        refresh: read the settings again: what they are read from may have changed.
 
     Raises:
         ConfigError: an unknown or wrong setting.
     """
     known: AppLocks | None = app.__dict__.get(ATTRIBUTE)
     if known is not None and not refresh:
-        return known
+        if known.conf is app.conf:
+            return known
+        read_again(app)
+        return app.__dict__[ATTRIBUTE]  # type: ignore[no-any-return]
     locks = app.__dict__[ATTRIBUTE] = AppLocks(app, known)
+    on_change_of_ours(app.conf, partial(_changed, weakref.ref(app)))
     return locks
+
+
+def read_again(app: Any) -> None:
+    """Have the app's settings act as they are now. A task whose options are wrong by them keeps the
+    error.
+
+    Raises:
+        ConfigError: an unknown or wrong setting.
+    """
+    app_locks(app, refresh=True)
+    with contextlib.suppress(ConfigError):
+        resolve_again(app)
+
+
+def _changed(of: Callable[[], Any]) -> None:
+    """One of our settings was changed in the app's.
+
+    Raises:
+        ConfigError: that is wrong, or would make a task wrong: the change is refused.
+    """
+    app = of()
+    if app is None:
+        return
+    if not app.finalized:  # other settings may be still to come, and each task looks again
+        with contextlib.suppress(ConfigError):
+            read_again(app)
+        return
+    app_locks(app, refresh=True)
+    resolve_again(app)
 
 
 def _reader_of_app(app: Any) -> Callable[[], AppLocks] | None:

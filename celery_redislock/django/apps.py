@@ -6,7 +6,10 @@ from typing import Any
 
 from django.apps import AppConfig
 from django.core.checks import CheckMessage, register
+from django.core.signals import setting_changed
 
+from ..app.internals import apps_so_far
+from ..app.settings import has_locks, read_again
 from .project import is_celery_command
 
 
@@ -20,6 +23,14 @@ class LocksConfig(AppConfig):
     def ready(self) -> None:
         register(_check_locks, "redislock")
         register(_check_for_production, "redislock", deploy=True)
+        setting_changed.connect(_on_setting_changed)
+
+
+def _on_setting_changed(setting: str, **kwargs: Any) -> None:
+    """A test has changed a setting, by `override_settings`, which Celery reads there each time."""
+    if "REDISLOCK_" in setting:
+        for app in filter(has_locks, apps_so_far()):
+            read_again(app)
 
 
 def _check_locks(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:

@@ -148,6 +148,10 @@ class Cluster(Server):
             left_out = frozenset()
         return {name: node for name, node in self.primaries().items() if name not in left_out}
 
+    @property
+    def outage(self) -> tuple[float, float] | None:
+        return self.nodes.outage
+
     def uncovered(self) -> int:
         return self.topology()[1]
 

@@ -84,6 +84,10 @@ class Node(Server):
     def primaries(self) -> dict[str, Server]:
         return {"": self}
 
+    @property
+    def outage(self) -> tuple[float, float] | None:
+        return self.watch.outage
+
     def exchange(self, key: str, ttl: float, purpose: str, begin: Begin[T], *args: Any) -> T:
         timeout = min(operation_timeout(ttl), self.longest)
         connections = self._connections.get((purpose, timeout))

@@ -40,6 +40,8 @@ class ServerWatch:
         last_contact: when the server answered last, on `clock`.
         changed_at: when the server came back, on `clock`; None if it never did.
         is_broken: the last contact failed.
+        outage: from when until when it was away last, on `clock`, as far as we have asked it; None
+            if it never was.
     """
 
     def __init__(self, in_cluster: bool = False) -> None:
@@ -51,6 +53,7 @@ class ServerWatch:
         self.last_contact = 0.0
         self.is_broken = False
         self.changed_at: float | None = None
+        self.outage: tuple[float, float] | None = None
         self._connected: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def meet(self, connection: Any) -> Generator[tuple[bytes, int, float], list[Any], None]:
@@ -86,7 +89,7 @@ class ServerWatch:
                 raise ClusterDownError("the cluster is down")
             late += JOINING
         now = clock()
-        started_at = now - max(uptime - late, 0.0)
+        started_at, known = now - max(uptime - late, 0.0), self.changed_at
         if run_id is None:
             is_same, mark = yield from self._ask_for_mark()
             # If it cannot be told: after a broken connection it may be another server.
@@ -103,6 +106,8 @@ class ServerWatch:
             # unknown time.
             restarted = uptime < now - self.last_contact
             self.changed_at = started_at if restarted else now
+        if self.is_broken or self.changed_at != known:
+            self.outage = (self.last_contact, now)
         self._connected.add(connection)
         self._run_id = run_id
         self.is_broken = False

@@ -157,6 +157,13 @@ class Server(ABC):
         """
         return {"": self}
 
+    @property
+    def outage(self) -> tuple[float, float] | None:
+        """From when until when the server, or one of several, was away last, on `clock`; None if it
+        never was, as far as this process has asked it.
+        """
+        return None
+
     def uncovered(self) -> int:
         """How many hash slots no server has. What was in them cannot be read."""
         return 0

@@ -69,6 +69,12 @@ class Topology:
             node = self._nodes.setdefault(host, made)
         return node
 
+    @property
+    def outage(self) -> tuple[float, float] | None:
+        """See `Server.outage`."""
+        outages = [node.watch.outage for node in list(self._nodes.values())]
+        return max(filter(None, outages), key=itemgetter(1), default=None)
+
     def close(self) -> None:
         nodes, self._nodes = list(self._nodes.values()), {}
         for node in nodes:

@@ -195,9 +195,12 @@ def expires_before(facts: Facts, state: State, decision: PutOff, countdown: floa
 def end_expired(facts: Facts, state: State, request: Any, decision: PutOff) -> Course:
     """End a task that would expire before its next message is received."""
     note_end(facts, state)
-    suspended = None if decision.suspension is None else str(decision.suspension)
-    keys, cause = facts.claim.keys, decision.cause
-    room.end_expired(facts.task, keys, request, facts.label, cause, suspended)
+    because: tuple[str, ...] = ()
+    if decision.cause is not None:
+        because = str(decision.cause), decision.cause.reason
+    elif decision.suspension is not None:
+        because = (room.while_suspended(str(decision.suspension)),)
+    room.end_expired(facts.task, facts.claim.keys, request, facts.label, *because)
     return Ends(Expired())
 
 
@@ -307,4 +310,4 @@ def wait_in_room(facts: Facts, decision: Waits) -> Course:
         )  # fmt: skip
     else:
         facts.report_conflict(decision.outcome, decision.holder, suspension=decision.suspension)
-    return Ends(Waiting(), End.PUT_OFF)
+    return Ends(Waiting(facts.claim.keys.lock_id), End.PUT_OFF)

@@ -48,7 +48,7 @@ class Expired(Ignore):
 
 
 class Waiting(Ignore):
-    """Ends a delivery whose task was put into a waiting room."""
+    """Ends a delivery whose task was put into a waiting room. Its argument is the lock's id."""
 
 
 class AlreadyDone(Ignore):

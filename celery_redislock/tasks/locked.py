@@ -75,8 +75,9 @@ class LockedTask(Task):
     @property
     def app_locks(self) -> AppLocks:
         """The settings and the lock server of this task's app."""
-        known: AppLocks | None = self.app.__dict__.get(ATTRIBUTE)
-        return app_locks(self.app) if known is None else known
+        app = self.app
+        known: AppLocks | None = app.__dict__.get(ATTRIBUTE)
+        return known if known is not None and known.conf is app.conf else app_locks(app)
 
     @property
     def lock(self) -> Lease | Unlocked:
@@ -166,6 +167,7 @@ class LockedTask(Task):
         Raises:
             ConfigError: the task's options are wrong.
         """
+        app_locks(self.app)  # the options are those of the settings as they are now
         self._refuse_if_misconfigured()
         serializer = serializer or self.serializer
         if serializer != "pickle":

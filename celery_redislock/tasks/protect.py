@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from celery import Task
 
+from ..app import settings
 from ..app.internals import on_app_complete, on_registration, real_app, tasks_so_far
 from ..app.options import OPTIONS
 from ..app.settings import Elsewhere, read_settings
@@ -18,11 +19,12 @@ from ..app.unknown import refuse_name
 from ..errors import ConfigError
 from ..lock import sources
 from ..lock.sources import CallsLock
-from .binding import REFUSED
+from .binding import REFUSED, is_celerys_own
 from .locked import Calls, LockedTask
 from .task import SingletonTask
 
 _PROTECTED: Final = "_redislock_protected"
+_GIVEN: Final = "_redislock_given"
 #: The apps whose tasks are locked as they are registered.
 _watched: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
 
@@ -193,9 +195,43 @@ def _protect(task: Any, options: Any, pattern: str) -> None:
         given = {k: staticmethod(v) if callable(v) else v for k, v in options.items()}
     except ConfigError as exc:
         refused = exc
-    about = {_PROTECTED: pattern, REFUSED: refused}
+    about = {_PROTECTED: pattern, _GIVEN: options, REFUSED: refused}
     namespace = {**given, **about, "__module__": cls.__module__, "__doc__": cls.__doc__}
     task.__class__ = type(cls.__name__, (SingletonTask, cls), namespace)
+
+
+def _resolve_again(app: Any) -> None:
+    """Lock what `redislock_tasks` names by now, and resolve the options of the app's tasks again,
+    since its settings have changed.
+
+    Raises:
+        ConfigError: by these, a task is wrong that was not; or one that is locked had other options
+            in `redislock_tasks`, or would have no lock.
+    """
+    wanted, tasks = _wanted(app), list(tasks_so_far(app).items())
+    for name, task in tasks:
+        about, pattern = vars(type(task)), _pattern_for(name, wanted)
+        if _GIVEN in about and (pattern is None or wanted[pattern] != about[_GIVEN]):
+            raise ConfigError(
+                f"redislock_tasks[{about[_PROTECTED]!r}] locks {name} by now, and must stay as it"
+                " is; a later change needs a new process"
+            )
+    protect_tasks(app)
+    wrong = None
+    for _, task in tasks:
+        if not isinstance(task, SingletonTask) or is_celerys_own(type(task)):
+            continue
+        was_wrong = task._redislock_error is not None
+        try:
+            task.bind(app) if task.lock_options is None else task._redislock_resolve(app)
+            task.__trace__ = vars(task).get("__trace__")  # a worker may have made a plain one
+        except ConfigError as exc:
+            wrong = wrong or (None if was_wrong else exc)
+    if wrong is not None:
+        raise wrong
+
+
+settings.resolve_again = _resolve_again
 
 
 def _on_app_complete(app: Any) -> None:

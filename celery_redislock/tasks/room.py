@@ -21,13 +21,14 @@ from ..app.again import custom_headers, publish_again
 from ..app.delivery import KEY, Kept
 from ..app.entries import CALLBACKS, CorruptEntry, Entry, ForgedEntry, NotOurs, Waiter
 from ..app.housekeeper import housekeeper
-from ..app.outcomes import Outcome, Whose, report, report_expired_in_outage
+from ..app.outcomes import Outcome, Whose, report, report_expired
 from ..app.results import ended_since, store_expired, store_skipped
 from ..app.settings import app_locks
-from ..app.times import has_passed
+from ..app.times import has_passed, seconds_until
 from ..errors import LockUnavailable, TaskReplaced, TaskSkipped
 from ..protocol.calls import Release, settle
 from ..protocol.claims import Busy, Claim, Free, Look, Offered, Parked, Settled
+from ..protocol.clock import clock
 from ..protocol.entries import task_id_of, task_of
 from ..protocol.holders import Holder
 from ..protocol.keys import LockKeys
@@ -171,8 +172,9 @@ def _send(app: Any, keys: LockKeys, offered: Offered) -> bool:
     waiter = _believed(app, keys, entry, entry.load_for(app))
     task, args, kwargs, options, own = waiter
     if has_passed(options.get("expires")):
-        request = entry.request(args, kwargs, options)
-        end_expired(task, keys, request, own.get("label"), suspended=own.get("suspended"))
+        suspended = own.get("suspended")
+        why = while_suspended(suspended) if suspended else _outage_at(app, options["expires"])
+        end_expired(task, keys, entry.request(args, kwargs, options), own.get("label"), why)
         return False
     if offered.since and _has_ended(task, entry, own):
         logger.info("redislock: %s[%s] has ended elsewhere", entry.task, entry.task_id)
@@ -184,6 +186,17 @@ def _send(app: Any, keys: LockKeys, offered: Offered) -> bool:
     publish_again(app, entry.task, args, kwargs, options)
     logger.debug("redislock: %s[%s] is next, and is published", entry.task, entry.task_id)
     return True
+
+
+def _outage_at(app: Any, expired: Any) -> str:
+    """The lock server's outage in which a task expired that waited in a room: nobody could publish
+    it. "" if there was none, as far as this process knows.
+    """
+    outage = app_locks(app).server.outage
+    at = clock() + (seconds_until(expired) or 0.0)
+    if outage is None or not outage[0] <= at <= outage[1] + SOON:
+        return ""
+    return f"the lock server was away for {outage[1] - outage[0]:.0f} s meanwhile"
 
 
 def _believed(app: Any, keys: LockKeys, entry: Entry, waiter: Waiter) -> Waiter:
@@ -257,13 +270,18 @@ def _end_untaken(app: Any, keys: LockKeys, ttl: float, members: list[str]) -> No
         end_replaced(app, keys, ttl, entry_id, text, "")
 
 
+def while_suspended(suspended: str) -> str:
+    """Why a task expired that waited for the end of a suspension, which is given as text."""
+    return f"it waited while this was suspended: {suspended}"
+
+
 def end_expired(
     task: Any,
     keys: LockKeys,
     request: Any,
     label: str | None,
-    cause: LockUnavailable | None = None,
-    suspended: str | None = None,
+    why: str = "",
+    reason: str = "",
 ) -> None:
     """End a task that expired while it waited, or would: RabbitMQ would drop its message, and the
     task would have no result.
@@ -273,24 +291,21 @@ def end_expired(
         keys: the lock's keys.
         request: the task's request.
         label: the lock's label, or None.
-        cause: the lock server's error, if that is the reason; None if the lock was held.
-        suspended: what operators have suspended, if that is the reason.
+        why: what let it expire, if operators must know of that; "" if it is that the lock was held.
+        reason: the same for the line's field, if that is another text.
     """
     store_expired(task, request)
     expired = {"terminated": False, "signum": None, "expired": True}
     celery_signals.task_revoked.send(sender=task, request=request, **expired)
     whose = Whose(keys.lock, task, request.id, request.retries or 0, label)
-    if cause is None and suspended is not None:
-        why = f"it waited while this was suspended: {suspended}"
-        report_expired_in_outage(whose, why, why)
-    elif cause is None:
+    if not why:
         report(
             Outcome.EXPIRED, whose,
             "redislock: %s[%s] ends as expired: it cannot acquire %s in time",
             task.name, request.id, keys.lock,
         )  # fmt: skip
     else:
-        report_expired_in_outage(whose, cause, cause.reason)
+        report_expired(whose, why, reason or why)
 
 
 def end_replaced(

@@ -139,13 +139,22 @@ class SingletonTask(LockedTask):
         _call_under_lock(cls)
         before_send_task(app, partial(_refuse_in_send_task, app))
         try:
+            cls._redislock_resolve(app)
+        except ConfigError:
+            if not is_collecting() and not is_completing(app):
+                raise
+
+    @classmethod
+    def _redislock_resolve(cls, app: Any) -> None:
+        """Resolve the options by the app's settings. If they are wrong, keep the error and raise
+        it: Celery keeps the task registered, and it must not run as if it needed no lock.
+        """
+        try:
             cls._redislock_error = None
             resolve_options(cls, SingletonTask, app)
         except ConfigError as exc:
-            # Celery keeps the task registered. It must not run as if it needed no lock.
             cls._redislock_error = exc
-            if not is_collecting() and not is_completing(app):
-                raise
+            raise
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True

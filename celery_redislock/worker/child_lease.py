@@ -8,6 +8,7 @@ beside the child's own heartbeat, and releases it once the child is gone.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import signal
 import weakref
 from functools import cached_property, partial
@@ -52,6 +53,8 @@ class ChildLease:
     """
 
     end_reason = past.DIED
+    #: The child died before its run had ended.
+    _is_cut_short = False
     _is_not_retried = False
     #: The lock could not be released yet.
     _failed = False
@@ -117,6 +120,10 @@ class ChildLease:
         """
         self._is_to_end, self.end_reason = True, end_reason
 
+    def note_cut_short(self) -> None:
+        """Note that the child died before its run had ended."""
+        self._is_cut_short = True
+
     def expect_no_retry(self) -> None:
         """Note that the child died and that Celery has sent no retry."""
         self._is_not_retried = True
@@ -142,7 +149,9 @@ class ChildLease:
         except LockUnavailable as exc:
             if not self._failed:
                 text = "redislock: could not release the lock of dead pid %d, will try again: %s"
-                logger.error(text, self._pid, exc)
+                # A child that has ended its last task has given back the lock, or has said why not.
+                is_left = self._is_active or self._is_to_end or self._is_cut_short
+                logger.log(logging.ERROR if is_left else logging.DEBUG, text, self._pid, exc)
             self._failed = True
             raise
         except Exception:

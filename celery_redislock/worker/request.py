@@ -43,7 +43,7 @@ from ..app.internals import (
     was_cancelled,
     was_revoked,
 )
-from ..app.outcomes import Outcome, Whose, report, report_expired_in_outage
+from ..app.outcomes import Outcome, Whose, report, report_expired
 from ..app.results import store_skipped
 from ..app.times import has_passed
 from ..errors import LockUnavailable, TaskReplaced
@@ -55,7 +55,7 @@ from ..protocol.entries import id_of
 from ..protocol.keys import LockKeys, keys_of_lock_id
 from ..protocol.log import get_logger
 from ..tasks.act import publish_replaced
-from ..tasks.ends import RETRIES, Deferred, End, Skipped
+from ..tasks.ends import RETRIES, Deferred, End, Skipped, Waiting
 from ..tasks.facts import COPIED_FROM, ends_message
 from ..tasks.settle import settle_beside
 from ..tasks.task import SingletonTask
@@ -63,6 +63,7 @@ from .child_lease import ChildLease
 from .contained import contained
 from .finished import FinishedNote, finished_notes
 from .kept import reservations, sleeping
+from .parked import parked_tasks
 from .source import source_of
 
 logger = get_logger()
@@ -198,7 +199,7 @@ class LockRequest(Request):
         if not message.outages:
             reason = f"it was put off, since this is suspended: {message.suspended}"
         whose = Whose(key, self.task, self.id, attempt_of(raw)[1], self._label)
-        report_expired_in_outage(whose, reason, reason, emits=False)
+        report_expired(whose, reason, reason, emits=False)
 
     def acknowledge(self) -> None:
         """Acknowledge the message, before or after its run. The run's done note may then go."""
@@ -297,6 +298,8 @@ class LockRequest(Request):
             self._end_skipped(error)
         if isinstance(error, Deferred):
             self._kept = None  # it has moved to the next message
+        if isinstance(error, Waiting):
+            self._note_parked(*error.args)
         is_gone = isinstance(error, Terminated | WorkerLostError | SystemExit)
         if is_gone and self._replaced is not None and not was_revoked(self):
             return self._announce_replaced(self._replaced)
@@ -337,6 +340,8 @@ class LockRequest(Request):
         """
         comes_back, lease = self._is_requeued or was_cancelled(self), self._lease
         is_passed_on = heir == self._kept and (self._is_retried or comes_back)
+        if lease is not None:
+            lease.note_cut_short()
         if lease is not None and not self._is_retried:
             lease.expect_no_retry()
         elif lease is not None and (self.task.acks_late or self._is_copy):
@@ -352,6 +357,10 @@ class LockRequest(Request):
             # we knew. Celery has stored RETRY since, and the message does not come again.
             store_skipped(self.task, context_of(self), *error.args)
         self._announce_skipped()
+
+    @contained
+    def _note_parked(self, lock_id: str) -> None:
+        parked_tasks.add(self, lock_id, attempt_of(self.request_dict))
 
     @contained
     def _is_elsewhere(self) -> bool:
@@ -373,6 +382,7 @@ class LockRequest(Request):
             logger.warning(text, self.id, exc.reason)
             return False
         if is_elsewhere:
+            self._note_parked(claim.keys.lock_id)
             report(
                 Outcome.QUEUED, Whose(claim.keys.lock, self.task, self.id, label=self._label),
                 "redislock: the pool process that put %s[%s] into the waiting room died; the task"

@@ -16,6 +16,7 @@ from celery import signals
 
 from ..app.delivery import KEY, Kept
 from ..app.internals import has_ended
+from ..app.outcomes import burst
 from ..app.settings import app_locks, has_locks, read_settings
 from ..app.unknown import refuse_unknown_settings
 from ..errors import ConfigError, LockUnavailable
@@ -38,6 +39,7 @@ def _on_worker_init(sender: Any, **kwargs: Any) -> None:
     from ..tasks import tracer  # noqa: F401
 
     app = sender.app
+    burst.begin()
     try:
         refuse_unknown_settings(read_settings(app)[1])
         idle = _prepare_tasks(app)

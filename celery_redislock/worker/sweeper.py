@@ -44,16 +44,19 @@ class Sweeper:
 
     def __init__(self, app: Any) -> None:
         self._app = app
-        prefix = app_locks(app).prefix
-        self._buckets = in_all_buckets(prefix, "rooms")
         known = sorted(name for name in app.tasks if not name.startswith("celery."))
         # Workers with different tasks, brokers or releases cannot do each other's work.
         reads = f"{entries.VERSION}.{delivery.VERSION}"
         fleet = hashlib.sha256("\n".join([reads, app.main or "", *known]).encode())
-        self._turn = sweep_key(prefix, broker_of(app), fleet.hexdigest()[:16])
+        self._fleet = broker_of(app), fleet.hexdigest()[:16]
+        self._read(app_locks(app).prefix)
         self._swept = -COMES_BACK
         #: The ids of locks in whose rooms this worker had to pass over a task.
         self._gives_way: deque[str] = deque(maxlen=GIVES_WAY_IN)
+
+    def _read(self, prefix: str) -> None:
+        self._prefix, self._buckets = prefix, in_all_buckets(prefix, "rooms")
+        self._turn = sweep_key(prefix, *self._fleet)
 
     def start(self, until: Callable[[], bool]) -> None:
         """Sweep again and again, in the background. An error in one sweep does not stop the next.
@@ -72,9 +75,10 @@ class Sweeper:
 
     def sweep(self) -> None:
         """Find the rooms that are due soon, and look after each of them when it is due."""
-        server = app_locks(self._app).server
-        began = clock()
-        has_turn = True
+        locks, began = app_locks(self._app), clock()
+        server, has_turn = locks.server, True
+        if locks.prefix != self._prefix:
+            self._read(locks.prefix)
         with contextlib.suppress(LockUnavailable):  # a full server keeps no turns: then all look
             has_turn = server.ask(take_turn(self._turn, SWEEP_EVERY * 0.9))
         # If it has not, another worker of its fleet has looked meanwhile.

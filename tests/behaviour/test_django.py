@@ -84,6 +84,33 @@ def test_the_check_of_a_sound_project_finds_nothing_and_asks_no_server(check):
     assert python(f"{PROJECT}/manage.py", "check").returncode == 0
 
 
+def test_what_a_test_overrides_acts_meanwhile(check):
+    check()
+    code = """
+    import django
+    django.setup()
+    from django.test import override_settings
+    from proj import app
+    from proj.tasks import sync
+
+    app.finalize()
+    def told():
+        return sync.lock_options.lock_ttl, sync.lock_key_for(1).partition(":")[0]
+    print(*told())
+    with override_settings(CELERY_REDISLOCK_TTL=5, CELERY_REDISLOCK_PREFIX="other"):
+        print(*told())
+    print(*told())
+    """
+    assert python("-c", dedent(code)).stdout.split() == [
+        "30.0",
+        "redislock",
+        "5.0",
+        "other",
+        "30.0",
+        "redislock",
+    ]
+
+
 def test_the_check_names_every_task_with_wrong_options(check):
     status, ids, said = check(
         """

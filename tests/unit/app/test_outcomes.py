@@ -8,8 +8,7 @@ from pathlib import Path
 
 import celery_redislock
 from celery_redislock.app import outcomes
-from celery_redislock.app.outcomes import BURST, Outcome, level_in_outage
-from celery_redislock.protocol import turns
+from celery_redislock.app.outcomes import BURST, Outcome, level_in_burst
 
 ROOT = Path(celery_redislock.__file__).parent
 #: A line's fields, an event, or one of our signals, made by hand.
@@ -46,12 +45,12 @@ def test_what_ends_a_task_for_a_reason_that_is_not_its_own_is_not_at_info():
     assert {each.label for each in Outcome if each.level >= logging.WARNING} >= others
 
 
-def test_of_a_burst_of_ends_in_an_outage_one_is_an_error(monkeypatch):
+def test_of_a_burst_of_ends_one_is_an_error(monkeypatch):
     now = 1000.0
-    monkeypatch.setattr(turns, "clock", lambda: now)
-    monkeypatch.setattr(outcomes, "_burst", turns.Turn())
-    assert [level_in_outage() for _ in range(3)] == [logging.ERROR, *[logging.WARNING] * 2]
+    monkeypatch.setattr(outcomes, "clock", lambda: now)
+    outcomes.burst.begin()
+    assert [level_in_burst() for _ in range(3)] == [logging.ERROR, *[logging.WARNING] * 2]
     now += BURST - 1
-    assert level_in_outage() == logging.WARNING
+    assert level_in_burst() == logging.WARNING
     now += 2
-    assert [level_in_outage() for _ in range(2)] == [logging.ERROR, logging.WARNING]
+    assert [level_in_burst() for _ in range(2)] == [logging.ERROR, logging.WARNING]

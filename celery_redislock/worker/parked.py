@@ -1,0 +1,125 @@
+"""Names the tasks that waited in Redis, and that a lock server forgot which came back empty.
+
+The broker does not know them any more: they stay PENDING. So a worker remembers the tasks that it
+has put into rooms while they are there. It asks for a few at a time, and forgets those that have
+left, unless the server was away meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from celery.app.task import Context
+
+from ..app.housekeeper import Chore, housekeeper
+from ..app.outcomes import level_in_burst
+from ..app.results import is_ready, proves_nothing
+from ..app.settings import AppLocks
+from ..protocol.claims import Claim
+from ..protocol.exchange import UNKNOWN_TTL
+from ..protocol.keys import keys_of_lock_id
+from ..protocol.log import get_logger
+from ..protocol.platform import at_fork
+from ..protocol.rooms import goes_on_elsewhere
+from ..protocol.tokens import new_token
+
+logger = get_logger()
+
+#: Seconds between looks, and how many tasks one look asks for.
+LOOK_EVERY: Final = 2.0
+AT_ONCE: Final = 50
+#: How many tasks are remembered. Of more than these, the oldest are not named.
+MOST: Final = 1000
+#: Seconds after an outage until those that run have taken their locks again.
+RETAKEN: Final = 3.0
+#: How many tasks a line names.
+IN_A_LINE: Final = 50
+
+
+class Parked(NamedTuple):
+    """A task in a waiting room."""
+
+    task: Any
+    claim: Claim
+    ignores_result: bool | None
+
+    def __str__(self) -> str:
+        return f"{self.task.name}[{self.claim.task_id}]"
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it is in the room, or runs."""
+        locks: AppLocks = self.task.app_locks
+        return locks.server.ask(goes_on_elsewhere(self.claim, ()), once=True)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether a result of it is stored; False if that cannot be known."""
+        request = Context(ignore_result=self.ignores_result)
+        return not proves_nothing(self.task, request) and is_ready(self.task, self.claim.task_id)
+
+
+class ParkedTasks:
+    """The tasks that this worker has put into rooms."""
+
+    def __init__(self) -> None:
+        self._forget()
+        at_fork(after_in_child=self._forget)
+        self._chore = Chore(self._look, lambda: bool(self._tasks), LOOK_EVERY)
+
+    def _forget(self) -> None:
+        self._tasks: deque[Parked] = deque(maxlen=MOST)
+        #: The outages that are known, by the servers that had them.
+        self._outages: dict[Any, Any] = {}
+
+    def add(self, request: Any, lock_id: str, attempt: tuple[str, int, int]) -> None:
+        """Remember a task that was put into the room of this lock.
+
+        Args:
+            request: its request.
+            lock_id: the lock's id.
+            attempt: see `attempt_of`.
+        """
+        task, server = request.task, request.task.app_locks.server
+        keys = keys_of_lock_id(task.app_locks.prefix, lock_id)
+        claim = Claim(keys, new_token(), UNKNOWN_TTL, "", *attempt, task=task.name)
+        self._outages.setdefault(server, server.outage)
+        self._tasks.append(Parked(task, claim, request.request_dict.get("ignore_result")))
+        self._chore.begin(after=LOOK_EVERY)
+
+    def _look(self) -> None:
+        asked = [self._tasks.popleft() for _ in range(min(AT_ONCE, len(self._tasks)))]
+        try:
+            there = [each for each in asked if each.goes_on]
+            known, self._outages = self._outages, {s: s.outage for s in self._outages}
+        except BaseException:
+            self._tasks.extendleft(reversed(asked))
+            raise
+        if known == self._outages:
+            self._tasks.extend(there)
+            return
+        left = [*asked, *self._tasks]
+        self._tasks.clear()
+        housekeeper.add(partial(self._name, left), after=RETAKEN, talks=True)
+
+    def _name(self, tasks: list[Parked]) -> None:
+        """Name those that an outage made the server forget."""
+        there = [each for each in tasks if each.goes_on]
+        ids = {id(each) for each in there}
+        gone = [each for each in tasks if id(each) not in ids and not each.has_ended]
+        self._tasks.extend(there)
+        self._chore.begin(after=LOOK_EVERY)
+        for begin in range(0, len(gone), IN_A_LINE):
+            names = ", ".join(map(str, gone[begin : begin + IN_A_LINE]))
+            logger.log(
+                level_in_burst(),
+                "redislock: the lock server was away, and has forgotten %d tasks that waited there."
+                " They will not run, unless their messages are on their way: %s",
+                len(gone), names,
+            )  # fmt: skip
+
+
+#: The process's parked tasks.
+parked_tasks: Final = ParkedTasks()
