@@ -1,0 +1,300 @@
+"""What must be true of a course. Each property names the line of the documents that it checks, and
+judges what the witnesses saw. None of them knows how the package does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .course import Call, Course, Run
+
+Property = Callable[[Course], None]
+_all: list[Property] = []
+
+
+def prop(check: Property) -> Property:
+    """A property: it is checked of each course."""
+    _all.append(check)
+    return check
+
+
+def judge(course: Course) -> None:
+    """Check all properties."""
+    for text in course.crashes:
+        course.failed(
+            "crashed",
+            " / ".join(each.strip() for each in text.splitlines()[-9:] if "^^" not in each),
+        )
+    for check in _all:
+        check(course)
+
+
+# -- what is allowed for ----------------------------------------------------------------------
+
+
+def _happened(course: Course, *kinds: str) -> bool:
+    return any(kind in kinds for _, _, kind in course.happened)
+
+
+def _outage(course: Course) -> bool:
+    """The lock server could not be asked for a while, or forgot."""
+    return _happened(
+        course, "lose requests", "lose replies", "late", "cut", "restart", "restart empty", "full",
+        "read only", "stop server",
+    )  # fmt: skip
+
+
+def _deaths(course: Course) -> bool:
+    return _happened(course, "kill child", "kill worker", "stop child", "shut down") or any(
+        each.option in ("soft", "hard") or each.policy == "replace" for each in course.plan.specs
+    )
+
+
+# -- locks ------------------------------------------------------------------------------------
+
+
+@prop
+def never_two_inside(course: Course) -> None:
+    """guarantees.md: "One holder for each key on one Redis server"; "An empty restart"; "A holder
+    that lost its lock is told".
+    """
+    forgets = _happened(course, "restart empty")
+    for older, newer in course.overlaps:
+        broken = [at for at, what, key in course.operated if what == "break" and key == older.key]
+        is_documented = forgets or any(at <= newer.began + 1.0 for at in broken)
+        who = f"{course.named(older.task_id)} and {course.named(newer.task_id)} in {older.key}"
+        if not is_documented:
+            course.failed("never two inside", who)
+        elif not _is_told_in_time(course, older, newer):
+            course.failed("told in time", who)
+
+
+def _is_told_in_time(course: Course, older: Run, newer: Run) -> bool:
+    stopped = _happened(course, "stop child") or _outage(course)
+    ended = course.now if older.ended is None else older.ended
+    within = course.plan.ttl if stopped else course.plan.ttl / 3
+    is_short = ended - newer.began <= within + 1.0
+    return older.lease.is_lost or is_short or not older.process.is_alive
+
+
+@prop
+def fences_rise(course: Course) -> None:
+    """guarantees.md: "Each acquisition has a higher fence, within limits"."""
+    if course.limit > 1:
+        return
+    last: dict[str, Run] = {}
+    for run in course.runs:
+        if not run.fence:
+            continue
+        before = last.get(run.key)
+        is_after = before is None or (before.ended is not None and before.ended <= run.began)
+        if before is not None and is_after and run.fence <= before.fence:
+            same = run.task_id == before.task_id
+            course.failed("fences rise", f"{run.fence} after {before.fence} in {run.key} ({same})")
+        last[run.key] = run
+
+
+@prop
+def nothing_is_left(course: Course) -> None:
+    """guarantees.md: "No lock without an expiry"; deliveries.md: each end settles what it holds."""
+    for key in sorted(course.server.look.keys("*")):
+        kind = key.partition("}:")[2].partition(":")[0] or key.partition(":")[2].partition(":")[0]
+        if kind in STAYS:
+            continue
+        if kind in ("room", "entries", "rooms", "deadlines") and _waits_still(course):
+            continue
+        left = course.server.look.pttl(key)
+        course.failed("nothing is left", f"{key}, for {left} ms")
+
+
+#: Kinds of keys that outlive their runs, on purpose.
+STAYS = ("fence", "history", "turned", "sweep", "done", "broken", "lost")
+
+
+def _waits_still(course: Course) -> bool:
+    return not course.all_ended()
+
+
+# -- calls ------------------------------------------------------------------------------------
+
+
+@prop
+def every_call_ends(course: Course) -> None:
+    """policies.md: "Every duplicate ends with a result"; guarantees.md: nothing is lost, but what
+    a killed worker had without `acks_late`, and what a server forgot.
+    """
+    for call in course.calls.values():
+        if course.end_of(call) is not None or _may_be_lost(course, call):
+            continue
+        states = [state for _, state, _ in course.states.get(call.task_id, [])] or ["PENDING"]
+        ran = sum(run.task_id == call.task_id for run in course.runs)
+        course.failed("every call ends", f"{call.name} stays {states[-1]} ({states}, {ran} runs)")
+
+
+def _may_be_lost(course: Course, call: Call) -> bool:
+    if _happened(course, "restart empty", "broker away"):
+        return True
+    ids = [call.task_id, *call.after]
+    return any(each in course.killed for each in ids) and call.spec.option != "late"
+
+
+#: The ends of each policy's calls, beside SUCCESS, where the body returns.
+ENDS = {
+    "none": set(),
+    "skip": {"REVOKED"}, "skip_result": set(), "raise": {"FAILURE"}, "defer": set(),
+    "defer_bounded": {"FAILURE"}, "wait": set(), "wait_bounded": set(), "queue": set(),
+    "queue_bounded": {"FAILURE"}, "queue_limited": {"REVOKED"}, "coalesce": {"REVOKED"},
+    "coalesce_result": set(), "debounce": {"REVOKED"}, "replace": {"REVOKED"},
+}  # fmt: skip
+
+
+@prop
+def each_ends_as_its_policy_says(course: Course) -> None:
+    """policies.md, "Side by side"."""
+    dropped = any(what == "drop" for _, what, _ in course.operated)
+    for call in course.calls.values():
+        end = course.end_of(call)
+        allowed = {"SUCCESS", "never sent", *ENDS[call.spec.policy]}
+        if call.does[:1] == ["raise"] or call.spec.option in ("soft", "hard", "abort"):
+            allowed.add("FAILURE")
+        if call.task_id in course.killed or _happened(course, "broker away"):
+            allowed.add("FAILURE")
+        if "expires" in call.options or dropped:
+            allowed.add("REVOKED")
+        if call.after:
+            allowed |= {"FAILURE", "REVOKED"}
+        if end is not None and end not in allowed:
+            result = course.states[call.task_id][-1][2]
+            course.failed("ends as its policy says", f"{call.name} is {end}: {result!r}")
+
+
+@prop
+def each_ends_once(course: Course) -> None:
+    """guarantees.md: "A redelivered copy ... runs only if the holder dies"."""
+    for call in course.calls.values():
+        states = course.states.get(call.task_id, [])
+        ends = [state for _, state, _ in states if state in FINAL]
+        most = 1 + course.killed.get(call.task_id, 0)
+        if len(ends) > most and not (_outage(course) or _happened(course, "lose broker", "double")):
+            course.failed("each ends once", f"{call.name}: {ends}")
+
+
+@prop
+def nothing_runs_twice(course: Course) -> None:
+    """guarantees.md, "Retries and redeliveries"."""
+    if _outage(course):
+        return
+    for call in course.calls.values():
+        runs = [run for run in course.runs if run.task_id == call.task_id and run.lease]
+        for attempt in {run.attempt for run in runs}:
+            done = [run for run in runs if run.attempt == attempt and run.ended is not None]
+            more = call.does[:1] == ["replace"]
+            if len(done) > 1 + more + course.killed.get(call.task_id, 0):
+                course.failed("nothing runs twice", f"{call.name}, attempt {attempt}: {len(done)}")
+
+
+FINAL = ("SUCCESS", "FAILURE", "REVOKED")
+
+# -- times ------------------------------------------------------------------------------------
+
+
+@prop
+def max_wait_is_kept(course: Course) -> None:
+    """options.md: "`then` acts ... on one that has waited `max_wait` seconds"."""
+    from .tasks import MAX_WAIT
+
+    if _outage(course) or _deaths(course):
+        return
+    for call in course.calls.values():
+        if call.spec.policy != "queue_bounded" or call.task_id not in course.met:
+            continue
+        if call.does or call.options or call.after:
+            continue
+        due = course.met[call.task_id][0] + MAX_WAIT
+        begins = [run.began for run in course.runs if run.task_id == call.task_id]
+        if begins and begins[0] < due:
+            continue
+        sent = [at for at in course.published(call.task_id) if at >= due - 0.5]
+        came = sent[0] if sent else course.now
+        if came > due + LATE and not _ended_before(course, call, due):
+            course.failed("max_wait", f"{call.name} is published {came - due:.2f} s late")
+
+
+#: Seconds by which something that is due may be late.
+LATE = 0.5
+
+
+def _ended_before(course: Course, call: Call, due: float) -> bool:
+    states = course.states.get(call.task_id, [])
+    return any(at < due + LATE and state in FINAL for at, state, _ in states)
+
+
+@prop
+def pauses_are_kept(course: Course) -> None:
+    """options.md, "A pause after a run": `self.lock.pause(60)` asks for a pause after this run."""
+    if _outage(course) or course.limit > 1 or any(w == "break" for _, w, _ in course.operated):
+        return
+    for run in course.runs:
+        if not run.paused or run.ended is None or not run.lease or run.lease.is_lost:
+            continue
+        until = run.ended + run.paused
+        for other in course.runs:
+            if other.key != run.key or other.task_id == run.task_id or not other.lease:
+                continue
+            if run.ended <= other.began < until - 0.05:
+                course.failed(
+                    "pauses",
+                    f"{course.named(other.task_id)} begins {until - other.began:.2f} s before the"
+                    f" pause of {course.named(run.task_id)} is over",
+                )
+
+
+# -- what it costs ----------------------------------------------------------------------------
+
+
+@prop
+def no_storm_of_messages(course: Course) -> None:
+    """DESIGN: a task that waits costs at most two deliveries more, however long it waits."""
+    for call in course.calls.values():
+        met = len(course.met.get(call.task_id, ()))
+        most = 8 + 4 * course.killed.get(call.task_id, 0)
+        if call.spec.policy.startswith("defer"):
+            most += 12
+        if course.happened:
+            most += 20
+        if met > most:
+            course.failed("no storm", f"{call.name} was delivered {met} times")
+
+
+@prop
+def few_exchanges(course: Course) -> None:
+    """performance.md: round trips to the lock server are bounded by what happens."""
+    met = sum(map(len, course.met.values()))
+    most = 400 + 40 * met + 8 * course.now * len(course.workers)
+    if course.server.exchanges > most:
+        course.failed("few exchanges", f"{course.server.exchanges}, with {met} deliveries")
+
+
+# -- what is said -----------------------------------------------------------------------------
+
+
+@prop
+def no_bug_is_logged(course: Course) -> None:
+    """contributing.md: errors of ours are contained, and logged as unexpected."""
+    for at, record in course.logged:
+        text = record.getMessage()
+        if record.exc_info or "unexpected error" in text:
+            error = record.exc_info[1] if record.exc_info else None
+            if _happened(course, "broker away") and "simulated" in repr(error):
+                continue
+            course.failed("no bug is logged", f"{at:.3f} s: {text} {error!r}")
+
+
+@prop
+def a_loss_is_one(course: Course) -> None:
+    """guarantees.md, "Lost locks": nobody is told of a loss that was none."""
+    if course.happened or course.operated:
+        return
+    for at, record in course.logged:
+        if "LOST" in record.getMessage():
+            course.failed("a loss is one", f"{at:.3f} s: {record.getMessage()}")
