@@ -115,9 +115,12 @@ class World:
 
     def note(self, what: str) -> None:
         """Add a line to the story."""
-        line = f"{self.now:12.6f} {self.current.text:26} {what}"
-        self.digest.update(line.encode("utf-8", "backslashreplace"))
-        self.story.append(line)
+        self.story.append(f"{self.now:12.6f} {self.current.text:26} {what}")
+        self.digest.update(self.story[-1].encode("utf-8", "backslashreplace"))
+
+    def whisper(self, who: str, what: str) -> None:
+        """Add a line to the story that is no part of the digest."""
+        self.story.append(f"{self.now:12.6f} {who:26} {what}")
 
     # -- for actors -----------------------------------------------------------------------
 
@@ -263,7 +266,7 @@ class World:
             while timers and timers[0][0] <= self.now:
                 _, _, who, waits = heapq.heappop(timers)
                 if waits is None:
-                    who()
+                    self._do(who)
                 elif who.waits == waits and not who.is_ready and who.process.is_alive:
                     self._is_ready(who)
             if ready := self._ready:
@@ -274,6 +277,13 @@ class World:
             if not timers:
                 return self._give_up("nobody can go on")
             self.now = max(self.now, timers[0][0])
+
+    def _do(self, do: Callable[[], Any]) -> None:
+        try:
+            do()
+        except Exception as exc:  # else the baton would be nobody's
+            self.note(f"CRASHED: {type(exc).__name__}: {exc}")
+            self.crashes.append("".join(traceback.format_exception(exc)))
 
     def _give_up(self, why: str) -> Actor:
         self.stuck = self.stuck or f"{why}, at {self.now:.3f} s"

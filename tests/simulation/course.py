@@ -89,7 +89,7 @@ class Run:
 class Course(baton.World):
     """The world of one plan."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, tells_wire: bool = False) -> None:
         super().__init__(f"{plan.seed} {plan.schedule}")
         baton.begin(self)
         self.plan = plan
@@ -114,6 +114,10 @@ class Course(baton.World):
         self._apps = [self._make_app() for _ in range(plan.workers + 1)]
         self.app = self._apps.pop()
         self.on_wait = self._maybe_dies
+        if tells_wire:
+            self.server.hears = lambda command, reply: self.whisper(
+                "lock server", lock_server.in_words(command, reply)
+            )
 
     def _make_app(self) -> Celery:
         plan = self.plan
@@ -175,6 +179,9 @@ class Course(baton.World):
         self.sleep(2 * self.plan.ttl + QUIET)
 
     def all_ended(self) -> bool:
+        """Whether all calls have ended, and all bodies."""
+        if any(run.goes_on for run in self.runs):
+            return False
         return all(self.end_of(each) is not None for each in self.calls.values() if not each.became)
 
     def published(self, task_id: str) -> list[float]:

@@ -64,9 +64,9 @@ class _Socket(FakeSocket):
     def eval(self, script: bytes, numkeys: int, *keys_and_args: bytes) -> Any:
         memory: Any = self._server
         runtime = self._get_server_runtime(memory)
+        memory.script_cache[_sha(script)] = script
         compiled = _compiled.get(script)
         if compiled is None:
-            memory.script_cache[_sha(script)] = script
             compiled = _compiled[script] = runtime.compile(script)
         memory._lua_current_socket[0] = self
         self._script_resp = 2
@@ -80,6 +80,24 @@ class _Socket(FakeSocket):
         finally:
             self._script_resp = None
         return self._convert_lua_result(result, nested=False)
+
+
+def in_words(command: list[bytes], reply: Any) -> str:
+    """A command and its reply, for a story."""
+    words = command
+    if command[0].startswith(b"EVAL"):
+        script = command[1] if command[0] == b"EVALSHA" else _sha(command[1])
+        keys = int(command[2])
+        words = [_names().get(script, b"EVAL"), *command[3:4], *command[3 + keys :]]
+    told = b" ".join(each[:90] for each in words).decode(errors="replace")
+    return f"{told} -> {str(reply)[:400]}"
+
+
+@cache
+def _names() -> dict[bytes, bytes]:
+    scripts_there = resources.files("celery_redislock").joinpath("scripts").iterdir()
+    names = [path.name.removesuffix(".lua") for path in scripts_there]
+    return {scripts.sha_of(name).encode(): name.encode() for name in names}
 
 
 #: The scripts, compiled: the runtime is the process's one.

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import dataclasses
 import gc
 import itertools
 import logging
 import os
 import pickle
+import select
+import signal
 import sys
 import traceback
 import warnings
@@ -22,6 +25,9 @@ from . import once, properties, workers
 from . import plan as plans
 from .course import SERVER, Course
 from .plan import Plan
+
+#: The most seconds of real time that one course may take.
+LONGEST = 120.0
 
 
 @dataclasses.dataclass
@@ -52,9 +58,9 @@ def warm_up() -> None:
     gc.disable()  # else its time decides when what is only weakly referred to is gone
 
 
-def course_of(plan: Plan) -> Told:
+def course_of(plan: Plan, tells_wire: bool = False) -> Told:
     """Run one course, in this process, which has to end with it."""
-    course = Course(plan)
+    course = Course(plan, tells_wire)
     course.run()
     if not any(which == "goes on" for which, _ in course.failures):
         properties.judge(course)
@@ -67,14 +73,14 @@ def course_of(plan: Plan) -> Told:
     return Told(plan, digest, course.failures, course.story, counts)
 
 
-def in_a_fork(plan: Plan) -> Told:
+def in_a_fork(plan: Plan, tells_wire: bool = False) -> Told:
     """Run one course in a process of its own: nothing is left of an earlier one."""
     read, write = os.pipe()
     pid = os.fork()
     if not pid:
         status = 1
         try:
-            told = course_of(plan)
+            told = course_of(plan, tells_wire)
             with os.fdopen(write, "wb") as out:
                 pickle.dump(told, out)
             status = 0
@@ -84,7 +90,10 @@ def in_a_fork(plan: Plan) -> Told:
             os._exit(status)
     os.close(write)
     with os.fdopen(read, "rb") as into:
-        data = into.read()
+        data = into.read() if select.select([into], [], [], LONGEST)[0] else b""
+    if not data:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     usage = os.wait4(pid, 0)[2]
     if data:
         known: Told = pickle.loads(data)
@@ -137,6 +146,7 @@ def main(clock: Callable[[], float]) -> None:
     p.add_argument("--faults", choices=["yes", "no"], help="with faults, or without")
     p.add_argument("--schedule", type=int, default=0, help="another schedule of the same plan")
     p.add_argument("--trace", action="store_true", help="tell each course's story")
+    p.add_argument("--wire", action="store_true", help="with each exchange with the lock server")
     p.add_argument("--smaller", action="store_true", help="make those that fail smaller")
     p.add_argument("--digests", action="store_true", help="say each course's digest")
     args = p.parse_args()
@@ -152,7 +162,8 @@ def main(clock: Callable[[], float]) -> None:
             failing.append(seed)
             print(f"seed {seed}: {told}", flush=True)
             if args.smaller:
-                tell(smaller(told))
+                told = smaller(told)
+                tell(in_a_fork(told.plan, args.wire))
         if args.trace:
             tell(told)
     print(
@@ -176,7 +187,8 @@ def _courses(args: argparse.Namespace, clock: Callable[[], float]) -> Iterator[T
         seeds = [args.seed]
     faults = None if args.faults is None else args.faults == "yes"
     for seed in seeds:
-        yield in_a_fork(dataclasses.replace(plans.draw(seed, faults), schedule=args.schedule))
+        plan = dataclasses.replace(plans.draw(seed, faults), schedule=args.schedule)
+        yield in_a_fork(plan, args.wire)
 
 
 def tell(told: Told) -> None:
