@@ -98,6 +98,7 @@ class Course(baton.World):
         self.runs: list[Run] = []
         self.states: dict[str, list[tuple[float, str, Any]]] = {}
         self.met: dict[str, list[float]] = {}
+        self.taken: dict[str, list[float]] = {}
         self.killed: dict[str, int] = {}
         self.happened: list[tuple[float, float, str]] = []
         self.failures: list[tuple[str, str]] = []
@@ -370,6 +371,9 @@ class Course(baton.World):
         times = self.met.setdefault(task_id, [])
         times.append(self.now)
         self.note(f"delivery {len(times)} of {self.named(task_id)}")
+
+    def child_takes(self, task_id: str) -> None:
+        self.taken.setdefault(task_id, []).append(self.now)
 
     # -- what dies ------------------------------------------------------------------------
 

@@ -148,6 +148,7 @@ def main(clock: Callable[[], float]) -> None:
     p.add_argument("--trace", action="store_true", help="tell each course's story")
     p.add_argument("--wire", action="store_true", help="with each exchange with the lock server")
     p.add_argument("--smaller", action="store_true", help="make those that fail smaller")
+    p.add_argument("--keep", metavar="I,J", help="only these events of the plan")
     p.add_argument("--digests", action="store_true", help="say each course's digest")
     args = p.parse_args()
     warm_up()
@@ -188,6 +189,9 @@ def _courses(args: argparse.Namespace, clock: Callable[[], float]) -> Iterator[T
     faults = None if args.faults is None else args.faults == "yes"
     for seed in seeds:
         plan = dataclasses.replace(plans.draw(seed, faults), schedule=args.schedule)
+        if args.keep is not None:
+            kept = [int(each) for each in args.keep.split(",")]
+            plan = dataclasses.replace(plan, events=tuple(plan.events[i] for i in kept))
         yield in_a_fork(plan, args.wire)
 
 

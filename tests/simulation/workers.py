@@ -76,6 +76,7 @@ class Child:
             self._wakes.clear()
             job = self.job
             assert job is not None
+            baton.world.child_takes(job.task_id)
             self._say(self.worker.pool.accepted, job, self.process.pid)
             try:
                 result, ok = job.target(*pickle.loads(job.args)), True
