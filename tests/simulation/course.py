@@ -98,6 +98,7 @@ class Course(baton.World):
         self.runs: list[Run] = []
         self.states: dict[str, list[tuple[float, str, Any]]] = {}
         self.met: dict[str, list[float]] = {}
+        self.parked: list[tuple[float, str, str]] = []
         self.taken: dict[str, list[float]] = {}
         self.killed: dict[str, int] = {}
         self.happened: list[tuple[float, float, str]] = []
@@ -115,10 +116,8 @@ class Course(baton.World):
         self._apps = [self._make_app() for _ in range(plan.workers + 1)]
         self.app = self._apps.pop()
         self.on_wait = self._maybe_dies
-        if tells_wire:
-            self.server.hears = lambda command, reply: self.whisper(
-                "lock server", lock_server.in_words(command, reply)
-            )
+        self._tells_wire = tells_wire
+        self.server.hears = self._hears
 
     def _make_app(self) -> Celery:
         plan = self.plan
@@ -371,6 +370,14 @@ class Course(baton.World):
         times = self.met.setdefault(task_id, [])
         times.append(self.now)
         self.note(f"delivery {len(times)} of {self.named(task_id)}")
+
+    def _hears(self, command: list[bytes], reply: Any) -> None:
+        """The lock server has executed this."""
+        if self._tells_wire:
+            self.whisper("lock server", lock_server.in_words(command, reply))
+        if isinstance(reply, list) and reply[:1] == [b"parked"]:
+            task_id = lock_server.arguments_in(command)[7].decode()
+            self.parked.append((self.now, command[3].decode().rpartition(":")[2], task_id))
 
     def child_takes(self, task_id: str) -> None:
         self.taken.setdefault(task_id, []).append(self.now)

@@ -82,22 +82,33 @@ class _Socket(FakeSocket):
         return self._convert_lua_result(result, nested=False)
 
 
+def script_in(command: list[bytes]) -> str:
+    """The name of the script that a command calls, or the command's own."""
+    if not command[0].startswith(b"EVAL"):
+        return command[0].decode()
+    sha = command[1] if command[0] == b"EVALSHA" else _sha(command[1])
+    return _names().get(sha, "EVAL")
+
+
+def arguments_in(command: list[bytes]) -> list[bytes]:
+    """The arguments that a command gives to its script."""
+    return command[3 + int(command[2]) :]
+
+
 def in_words(command: list[bytes], reply: Any) -> str:
     """A command and its reply, for a story."""
-    words = command
+    words = command[1:]
     if command[0].startswith(b"EVAL"):
-        script = command[1] if command[0] == b"EVALSHA" else _sha(command[1])
-        keys = int(command[2])
-        words = [_names().get(script, b"EVAL"), *command[3:4], *command[3 + keys :]]
+        words = [*command[3:4], *arguments_in(command)]
     told = b" ".join(each[:90] for each in words).decode(errors="replace")
-    return f"{told} -> {str(reply)[:400]}"
+    return f"{script_in(command)} {told} -> {str(reply)[:400]}"
 
 
 @cache
-def _names() -> dict[bytes, bytes]:
+def _names() -> dict[bytes, str]:
     scripts_there = resources.files("celery_redislock").joinpath("scripts").iterdir()
     names = [path.name.removesuffix(".lua") for path in scripts_there]
-    return {scripts.sha_of(name).encode(): name.encode() for name in names}
+    return {scripts.sha_of(name).encode(): name for name in names}
 
 
 #: The scripts, compiled: the runtime is the process's one.
@@ -146,6 +157,7 @@ class LockServer:
             script = scripts.text_of(path.name.removesuffix(".lua")).encode()
             with contextlib.suppress(scripting_mixin.LUA_MODULE.LuaError):  # a part of others
                 _compiled[script] = runtime.compile(script)
+        _names()
 
     # -- faults ---------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from . import tasks
 from .course import FINAL, Call, Course, Run
 from .tasks import MAX_WAIT
 
@@ -236,24 +237,107 @@ def _ended_before(course: Course, call: Call, due: float) -> bool:
 
 @prop
 def pauses_are_kept(course: Course) -> None:
-    """options.md, "A pause after a run": `self.lock.pause(60)` asks for a pause after this run."""
+    """options.md, "A pause after a run": from the end of the run, or from its begin."""
     if _outage(course) or course.limit > 1 or any(w == "break" for _, w, _ in course.operated):
         return
     for run in course.runs:
-        if not run.paused or run.ended is None or not run.lease or run.lease.is_lost:
-            continue
-        if run.lease.replaced_by is not None:
-            continue  # the newer run need not wait for what an older one asked
-        until = run.ended + run.paused
+        until, why = _paused_until(course, run)
         for other in course.runs:
             if other.key != run.key or other.task_id == run.task_id or not other.lease:
                 continue
-            if run.ended <= other.began < until - 0.05:
+            if run.ended is not None and run.ended <= other.began < until - TICK:
                 course.failed(
                     "pauses",
                     f"{course.named(other.task_id)} begins {until - other.began:.2f} s before the"
-                    f" pause of {course.named(run.task_id)} is over",
+                    f" pause of {course.named(run.task_id)} is over, {why}",
                 )
+
+
+#: Seconds by which what two witnesses say may differ.
+TICK = 0.05
+
+
+def _paused_until(course: Course, run: Run) -> tuple[float, str]:
+    """Until when the next run has to wait; for a short time if there is no pause."""
+    call, lease = course.calls.get(run.task_id), run.lease
+    if (
+        call is None
+        or run.ended is None
+        or not lease
+        or lease.is_lost
+        or run.task_id in course.killed
+    ):
+        return 0.0, ""
+    if lease.replaced_by is not None:
+        return 0.0, ""  # the newer run need not wait for what an older one asked
+    if run.paused:
+        return run.ended + run.paused, f"for which its body asked ({call.does[0]})"
+    ended = [state for at, state, _ in course.states.get(run.task_id, ()) if at >= run.ended][:1]
+    if call.spec.option == "pause" and ended in (["SUCCESS"], ["FAILURE"]) and not call.does:
+        return run.ended + tasks.PAUSE, "by lock_pause"
+    if call.spec.option == "min_hold" and ended == ["SUCCESS"] and not call.does:
+        return run.began + tasks.MIN_HOLD, "by lock_min_hold"
+    return 0.0, ""
+
+
+@prop
+def debounced_calls_wait_for_quiet(course: Course) -> None:
+    """options.md: "the last one runs when none has come for `quiet` seconds, or `max_wait` after
+    the first"; "A retry does not wait for quiet".
+    """
+    if _outage(course):
+        return
+    for run in course.runs:
+        call = course.calls.get(run.task_id)
+        if call is None or call.spec.policy != "debounce" or run.attempt or not run.lease:
+            continue
+        if call.does[:1] == ["replace"] or "retry" in " ".join(map(str, call.does)):
+            continue
+        arrived = course.taken[run.task_id][0]
+        of_slot = [
+            course.taken[each.task_id][0]
+            for each in course.calls.values()
+            if (each.spec, each.key) == (call.spec, call.key) and each.task_id in course.taken
+        ]
+        is_old = any(at <= run.began - 3 * tasks.QUIET + TICK for at in of_slot)
+        if run.began < arrived + tasks.QUIET - TICK and not is_old:
+            course.failed("quiet", f"{call.name} begins {run.began - arrived:.2f} s after it came")
+
+
+@prop
+def a_queue_keeps_its_order(course: Course) -> None:
+    """policies.md: "Only `Queue` keeps an order: the one in which workers found the lock held. A
+    task whose message does not come within 5 s may be overtaken".
+    """
+    if course.happened or course.operated or course.limit > 1:
+        return
+    began = {run.task_id: run.began for run in reversed(course.runs)}
+    waiting: dict[str, list[tuple[float, Call]]] = {}
+    for at, key, task_id in course.parked:
+        call = course.calls.get(task_id)
+        if call is None or call.spec.policy not in ("queue", "queue_bounded") or call.does:
+            continue
+        before = waiting.setdefault(key, [])
+        if task_id not in began or began[task_id] < at or any(call is each for _, each in before):
+            continue
+        for _, earlier in before:
+            mine, theirs = began[task_id], began[earlier.task_id]
+            sent = [when for when in course.published(earlier.task_id) if when < theirs]
+            if mine < theirs and not (sent and sent[0] < mine - COMES_WITHIN):
+                if _gave_up(earlier, theirs, course) or _gave_up(call, mine, course):
+                    continue
+                course.failed("a queue's order", f"{call.name} begins before {earlier.name}")
+        before.append((at, call))
+
+
+#: Seconds for which the lock waits for a task that was published, with a margin.
+COMES_WITHIN = 0.5
+
+
+def _gave_up(call: Call, began: float, course: Course) -> bool:
+    """Whether it had waited for its `max_wait`: then it asks once more, out of turn."""
+    waited = began - course.taken[call.task_id][0]
+    return call.spec.policy == "queue_bounded" and waited > MAX_WAIT - TICK
 
 
 # -- what it costs ----------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from celery_redislock.tasks import tracer  # noqa: F401
 from celery_redislock.worker import request  # noqa: F401  what workers import at their start
 
-from . import once, properties, workers
+from . import once, planted, properties, workers
 from . import plan as plans
 from .course import SERVER, Course
 from .plan import Plan
@@ -149,8 +149,12 @@ def main(clock: Callable[[], float]) -> None:
     p.add_argument("--wire", action="store_true", help="with each exchange with the lock server")
     p.add_argument("--smaller", action="store_true", help="make those that fail smaller")
     p.add_argument("--keep", metavar="I,J", help="only these events of the plan")
+    p.add_argument("--planted", choices=planted.FAULTS, help="with this fault in the package")
+    p.add_argument("--until", metavar="PROPERTY", help="end when this one fails")
     p.add_argument("--digests", action="store_true", help="say each course's digest")
     args = p.parse_args()
+    if args.planted is not None:
+        planted.FAULTS[args.planted]()
     warm_up()
     total: collections.Counter[str] = collections.Counter()
     failing = []
@@ -162,6 +166,8 @@ def main(clock: Callable[[], float]) -> None:
         if told.failures:
             failing.append(seed)
             print(f"seed {seed}: {told}", flush=True)
+            if args.until is not None and any(which == args.until for which, _ in told.failures):
+                break
             if args.smaller:
                 told = smaller(told)
                 tell(in_a_fork(told.plan, args.wire))

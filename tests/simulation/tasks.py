@@ -26,6 +26,8 @@ from . import baton
 
 #: Seconds of the policies below, which properties ask for.
 MAX_WAIT, TIMEOUT, QUIET, GRACE, DELAY = 5.0, 3.0, 2.0, 3.0, 1.0
+#: Seconds of the options below.
+PAUSE, MIN_HOLD = 2.0, 3.0
 
 #: Every policy, also with what gives up.
 POLICIES: dict[str, Callable[[], Any]] = {
@@ -53,8 +55,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "queued": {"lock_scope": "queued"},
     "both": {"lock_scope": "queued+running"},
     "publish": {"lock_scope": "queued+running", "on_queued_conflict": "publish"},
-    "pause": {"lock_pause": 2.0},
-    "min_hold": {"lock_min_hold": 3.0},
+    "pause": {"lock_pause": PAUSE},
+    "min_hold": {"lock_min_hold": MIN_HOLD},
     "abort": {"on_lock_lost": "abort"},
     "soft": {"soft_time_limit": 4.0},
     "hard": {"time_limit": 5.0},
