@@ -17,7 +17,7 @@ GROUPS := demo servers docs test faults coverage foreign dist lint lock
 # The tests start processes by the hundred: let what they import be compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo check check-tests test coverage proofs bench lint format test-stalls test-lowest test-pythons test-servers test-containers test-celery test-foreign pictures docs dist lock debian clean
+.PHONY: help demo check check-tests simulate test coverage proofs bench lint format test-stalls test-lowest test-pythons test-servers test-containers test-celery test-foreign pictures docs dist lock debian clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -43,6 +43,9 @@ check: .venv/made  ## what to run at each save, a minute: lint, unit tests, the 
 check-tests: .venv/made
 	.venv/bin/python -m pytest -q -n 2 --dist worksteal -p no:celery -p no:docker_tools -p no:anyio \
 		tests/unit tests/contract/scripts
+
+simulate: .venv/made  ## the package in a simulated world, from seeds; ARGS=--help
+	@.venv/bin/python -m tests.simulation $(ARGS)
 
 test: .venv/made  ## the suite, on real Redis, RabbitMQ and workers
 	.venv/bin/$(PYTEST) $(ARGS)

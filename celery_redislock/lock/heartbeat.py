@@ -76,8 +76,9 @@ class Heartbeat:
         self._reset()
 
     def _reset(self) -> None:
-        # Weak: a lock that its owner dropped must expire, not live as long as the process.
-        self._leases: set[_Ref] = set()
+        # Weak: a lock that its owner dropped must expire, not live as long as the process. A dict,
+        # whose order is that in which they came: a set's is by their addresses.
+        self._leases: dict[_Ref, None] = {}
         self._alarm = Alarm(native_lock())
         self._sleeping_until = 0.0
         self._idle = IDLE
@@ -96,7 +97,7 @@ class Heartbeat:
         """Keep this lease alive, from a third of its ttl on."""
         if os.getpid() not in self._threads:
             self._start()
-        self._leases.add(weakref.ref(lease))
+        self._leases[weakref.ref(lease)] = None
         if lease.next_beat < self._sleeping_until:
             self._idle = max(lease.next_beat - clock(), IN_FLIGHT)
             self._alarm.ring()
@@ -124,7 +125,7 @@ class Heartbeat:
             Whether an extension may still reach the server: one was under way, or had no reply.
         """
         ref = weakref.ref(lease)
-        self._leases.discard(ref)
+        self._leases.pop(ref, None)
         if ref not in self._in_flight:
             return ref in self._unanswered
         # Do not take a lock to wait: an exception from outside, such as a soft time limit, could
@@ -170,7 +171,7 @@ class Heartbeat:
         for ref in list(self._leases):
             lease = ref()
             if lease is None:
-                self._leases.discard(ref)
+                self._leases.pop(ref, None)
             else:
                 leases.append(lease)
         return leases

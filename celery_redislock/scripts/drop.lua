@@ -60,6 +60,7 @@ end
 if redis.call('EXISTS', room) == 0 then
   redis.call('DEL', entries, deadlines, sent)
 end
--- If the caller dies now, a worker that looks after rooms stores their results.
-look_now()
+if reply[1] then
+  look_now()  -- if the caller dies now, a worker that looks after rooms stores their results
+end
 return reply

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+from operator import itemgetter
 from typing import Final
 
 from redis.exceptions import ConnectionError as RedisConnectionError

@@ -90,12 +90,15 @@ class Sweeper:
         for buckets in server.together(self._buckets, UNKNOWN_TTL):
             try:
                 now = server.ask(server_time(buckets[0]))
+                # Not before the reply: who looks at a room too early finds nothing due, and the
+                # next sweep is two seconds later.
+                asked = clock()
                 due = server.ask(due_rooms(buckets, ALL_ROOMS if comes_back else soon, now))
             except LockUnavailable as exc:
                 failure = exc  # the other servers' rooms must not wait for this one
                 continue
             for seconds, lock_id in due:
-                after = max(began + seconds - clock(), 0.0) if seconds < soon else 0.0
+                after = max(asked + seconds - clock(), 0.0) if seconds < soon else 0.0
                 after += GIVES_WAY if lock_id in self._gives_way else 0.0
                 look = partial(self._look_after, lock_id, clock() + after + PUBLISHES_FOR)
                 housekeeper.add(look, most=0.0, after=after, talks=True)

@@ -344,3 +344,9 @@ def test_only_a_reservation_is_for_a_message_that_may_take_long(room: Room) -> N
     queued.value = holders.encode(queued.token, ttl_ms=to_ms(TTL), task_id="queued", queued=True)
     assert room.store.run(calls.reserve(queued, TTL)) == Reserved()
     assert room.ask("other").for_message
+
+
+def test_nobody_is_to_look_at_a_lock_where_nothing_waited_to_be_dropped(room: Room) -> None:
+    assert room.drop_all() == {}
+
+    assert room.client.zscore(room.keys.rooms, room.keys.lock_id) is None

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from celery_redislock.app.housekeeper import housekeeper
+from celery_redislock.app.settings import app_locks
 from celery_redislock.protocol.keys import keys_of_lock_id
 from celery_redislock.tasks.room import Looked
 from celery_redislock.worker import sweeper
@@ -118,3 +119,31 @@ def test_who_could_not_publish_a_rooms_task_looks_after_those_who_can(
     eventually(lambda: len(looked) == 3, "all have looked")
 
     assert looked == [unable, able, unable]
+
+
+def test_a_room_is_not_looked_at_before_it_is_due_though_the_server_is_slow(
+    make_app, own_redis, client, monkeypatch, room_is_due
+):
+    app = make_app(redislock_url=own_redis.url)
+    server = app_locks(app).server
+    ask, looked = server.ask, []
+
+    def slow(query, **kwargs):
+        time.sleep(0.05)
+        reply = ask(query, **kwargs)
+        time.sleep(0.05)
+        return reply
+
+    def look_after(app, keys, ttl):
+        looked.append(time.time())
+        return Looked(goes_on=False, passed_over=False)
+
+    monkeypatch.setattr(server, "ask", slow)
+    monkeypatch.setattr(sweeper, "look_after", look_after)
+    due = time.time() + 1.0
+    room_is_due(1.0)
+
+    Sweeper(app).sweep()
+    eventually(lambda: looked, "it has looked")
+
+    assert looked[0] >= due, "the next look would be two seconds later"

@@ -1,0 +1,300 @@
+"""Time and scheduling of a simulated world: threads that pass a baton.
+
+Exactly one simulated thread, an `Actor`, runs; the others stand still in their `wait`. Each wait
+lets the seed choose who goes on; if nobody can, time jumps to the next event. So nothing comes in
+between but at a wait, and who does is drawn.
+"""
+
+from __future__ import annotations
+
+import _thread
+import hashlib
+import heapq
+import itertools
+import random
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+#: Seconds since 1970 at which each world begins.
+EPOCH = 1_700_000_000.0
+#: The most switches of one course. A world that needs more waits again and again for the same.
+MOST_STEPS = 400_000
+#: The most seconds by which a timer is late.
+LATE = 0.0005
+
+
+class Over(BaseException):
+    """The world has ended. Raised at each wait, so that the threads of the interpreter end."""
+
+
+class Stuck(Exception):
+    """Nobody can go on, or somebody goes on for ever."""
+
+
+class Process:
+    """A simulated process: actors that die together, and state of their own.
+
+    Attributes:
+        state: what the process has once, by whatever stands for it.
+        killable: the faults may kill it.
+    """
+
+    def __init__(self, world: World, name: str) -> None:
+        self.name, self.pid = name, next(world.pids)
+        self.is_alive, self.is_stopped = True, False
+        self.state: dict[Any, Any] = {}
+        self.held = 0  # mutexes that other processes have too, see `interpreter.Lock`
+        self.frozen: list[Actor] = []
+        self.at_death: list[Callable[[], None]] = []
+        self.dies_after: int | None = None
+        world.processes[self.pid] = self
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Actor:
+    """A simulated thread."""
+
+    def __init__(self, world: World, process: Process, name: str, run: Any) -> None:
+        self.process, self.name, self.run = process, name, run
+        self.baton = _thread.allocate_lock()
+        self.baton.acquire()
+        self.number = next(world.numbers)
+        self.waits = 0  # a timer of an earlier wait is stale
+        self.is_ready, self.was_woken, self.is_done = True, False, False
+        self.interrupt: BaseException | None = None
+        self.joined: list[Actor] = []
+        self.thread: Any = None
+        self.text = f"{process.name}/{name}"
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class World:
+    """Time, the actors, and who is next.
+
+    Args:
+        seed: whatever names the course: each stream of chance begins with it.
+
+    Attributes:
+        now: seconds since the world began.
+        current: the actor that runs.
+        story: what has happened, a line for each event.
+        digest: of the story, and of every byte that the lock server was sent.
+        on_wait: called with each actor that is about to wait.
+        crashes: the tracebacks of actors that ended by an error.
+    """
+
+    def __init__(self, seed: str) -> None:
+        self.now = 0.0
+        self.seed = seed
+        self.schedule, self.delays = (
+            random.Random(f"{seed} schedule"),
+            random.Random(f"{seed} delays"),
+        )
+        self.chance, self.noise = random.Random(f"{seed} chance"), random.Random(f"{seed} bytes")
+        random.seed(f"{seed} random")  # of which the package draws
+        self.pids, self.numbers = itertools.count(1001), itertools.count()
+        self._sequence = itertools.count()
+        self.steps = 0
+        self.processes: dict[int, Process] = {}
+        self._actors: list[Actor] = []
+        self._ready: list[Actor] = []
+        self._timers: list[tuple[float, int, Any, int | None]] = []
+        self.is_over = False
+        self.stuck: str | None = None
+        self.digest = hashlib.sha256()
+        self.story: list[str] = []
+        self.crashes: list[str] = []
+        self.on_wait: Callable[[Actor], None] | None = None
+        self.main = Actor(self, Process(self, "driver"), "main", None)  # this very thread
+        self.current = self.main
+
+    def note(self, what: str) -> None:
+        """Add a line to the story."""
+        self.story.append(f"{self.now:12.6f} {self.current.text:26} {what}")
+        self.digest.update(self.story[-1].encode("utf-8", "backslashreplace"))
+
+    def whisper(self, who: str, what: str) -> None:
+        """Add a line to the story that is no part of the digest."""
+        self.story.append(f"{self.now:12.6f} {who:26} {what}")
+
+    # -- for actors -----------------------------------------------------------------------
+
+    def spawn(self, process: Process, name: str, run: Callable[[], Any]) -> Actor:
+        """Start an actor."""
+        actor = Actor(self, process, name, run)
+        self._actors.append(actor)
+        _thread.start_new_thread(self._begin, (actor,))
+        self._is_ready(actor)
+        return actor
+
+    def _begin(self, actor: Actor) -> None:
+        actor.baton.acquire()
+        try:
+            if not self.is_over:
+                actor.run()
+        except Over:
+            pass
+        except BaseException as exc:
+            self.note(f"CRASHED: {type(exc).__name__}: {exc}")
+            self.crashes.append("".join(traceback.format_exception(exc)))
+        actor.is_done = True
+        if self.is_over:
+            self._ended.release()
+            return
+        for each in actor.joined:
+            self.wake(each)
+        self._pass_on(None)
+
+    def wait(self, seconds: float | None) -> bool:
+        """Let others go on until somebody wakes this actor, which returns True, or until so many
+        seconds are over.
+        """
+        me = self.current
+        if self.is_over:
+            raise Over
+        me.waits += 1
+        me.is_ready = me.was_woken = False
+        if seconds is not None:
+            late = self.delays.random() * LATE if seconds > 0 else 0.0
+            due = self.now + max(seconds, 0.0) + late
+            heapq.heappush(self._timers, (due, next(self._sequence), me, me.waits))
+        if self.on_wait is not None:
+            self.on_wait(me)
+        self._pass_on(me)
+        if me.interrupt is not None:
+            error, me.interrupt = me.interrupt, None
+            raise error
+        if self.stuck is not None and me is self.main:
+            raise Stuck(self.stuck)
+        return me.was_woken
+
+    def sleep(self, seconds: float) -> None:
+        """Wait for so many seconds, whoever wakes this actor."""
+        until = self.now + seconds
+        self.wait(seconds)
+        while self.now < until:
+            self.wait(until - self.now)
+
+    def wake(self, actor: Actor) -> None:
+        """Let this actor go on, if it waits."""
+        if not actor.is_ready and actor.process.is_alive and not actor.is_done:
+            actor.was_woken = True
+            self._is_ready(actor)
+
+    # -- for the world --------------------------------------------------------------------
+
+    def at(self, when: float, do: Callable[[], Any]) -> None:
+        """Do this at that time, in nobody's thread: it must not wait."""
+        heapq.heappush(self._timers, (max(when, self.now), next(self._sequence), do, None))
+
+    def after(self, seconds: float, do: Callable[[], Any]) -> None:
+        self.at(self.now + seconds, do)
+
+    def kill(self, process: Process) -> None:
+        """None of its actors goes on, ever."""
+        if not process.is_alive:
+            return
+        process.is_alive = False
+        process.frozen.clear()
+        self._ready = [each for each in self._ready if each.process is not process]
+        for do in process.at_death:
+            do()
+
+    def stop(self, process: Process, seconds: float) -> None:
+        """None of its actors goes on for so many seconds, as by SIGSTOP."""
+        if process.is_stopped or not process.is_alive:
+            return
+        process.is_stopped = True
+        process.frozen = [each for each in self._ready if each.process is process]
+        self._ready = [each for each in self._ready if each.process is not process]
+        self.after(seconds, lambda: self._go_on(process))
+
+    def _go_on(self, process: Process) -> None:
+        process.is_stopped = False
+        if process.is_alive:
+            self._ready.extend(process.frozen)
+            process.frozen = []
+
+    def raise_in(self, actor: Actor, error: BaseException) -> None:
+        """Raise this in an actor that waits, as a signal's handler does."""
+        if actor.is_done or not actor.process.is_alive or actor is self.current:
+            return
+        actor.interrupt = error
+        self.wake(actor)
+
+    def end(self) -> None:
+        """End all threads."""
+        self.is_over = True
+        self._ended = _thread.allocate_lock()
+        self._ended.acquire()
+        for actor in self._actors:
+            if not actor.is_done:
+                self.current = actor
+                actor.baton.release()
+                self._ended.acquire()
+        self.current = self.main
+
+    # -- who is next ----------------------------------------------------------------------
+
+    def _is_ready(self, actor: Actor) -> None:
+        actor.is_ready = True
+        process = actor.process
+        (process.frozen if process.is_stopped else self._ready).append(actor)
+
+    def _pass_on(self, me: Actor | None) -> None:
+        self.steps += 1
+        following = self._next()
+        if following is me:
+            return
+        self.current = following
+        following.baton.release()
+        if me is not None:
+            me.baton.acquire()
+            if self.is_over:
+                raise Over
+
+    def _next(self) -> Actor:
+        if self.steps > MOST_STEPS:
+            return self._give_up("somebody goes on for ever")
+        timers = self._timers
+        while True:
+            while timers and timers[0][0] <= self.now:
+                _, _, who, waits = heapq.heappop(timers)
+                if waits is None:
+                    self._do(who)
+                elif who.waits == waits and not who.is_ready and who.process.is_alive:
+                    self._is_ready(who)
+            if ready := self._ready:
+                if len(ready) > 1:
+                    i = self.schedule.randrange(len(ready))
+                    ready[i], ready[-1] = ready[-1], ready[i]
+                return ready.pop()
+            if not timers:
+                return self._give_up("nobody can go on")
+            self.now = max(self.now, timers[0][0])
+
+    def _do(self, do: Callable[[], Any]) -> None:
+        try:
+            do()
+        except Exception as exc:  # else the baton would be nobody's
+            self.note(f"CRASHED: {type(exc).__name__}: {exc}")
+            self.crashes.append("".join(traceback.format_exception(exc)))
+
+    def _give_up(self, why: str) -> Actor:
+        self.stuck = self.stuck or f"{why}, at {self.now:.3f} s"
+        return self.main
+
+
+#: The world of this interpreter, once there is one.
+world: World = None  # type: ignore[assignment]
+
+
+def begin(made: World) -> None:
+    """Make this the world of the interpreter."""
+    global world
+    world = made

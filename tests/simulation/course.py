@@ -1,0 +1,461 @@
+"""A course: a world in which a plan happens, and what its witnesses saw.
+
+The witnesses are the bodies themselves, the result backend, the broker, the lock server, and the
+log. `properties` judges what they saw.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from functools import partial
+from typing import Any
+
+from celery import Celery, chain, chord
+from celery.worker import state as worker_state
+
+from celery_redislock import (
+    LockConflict,
+    LockLost,
+    LockUnavailable,
+    RedisLock,
+    current_lock,
+    operations,
+)
+
+from . import backend, baton, broker, faults, lock_server, once, tasks, workers
+from .plan import IS_FAULT, Event, Plan
+from .tasks import Spec
+from .wire import Network
+
+#: The most seconds that a course waits for its calls to end, after the last one.
+PATIENCE = 600.0
+#: Seconds for which all is quiet before the end, beyond twice the ttl.
+QUIET = 20.0
+
+
+@dataclasses.dataclass
+class Call:
+    """A call that was sent.
+
+    Attributes:
+        after: the calls whose success it waits for, in a chain or a chord.
+        became: the id of the call that the package took for it, when it sent none.
+    """
+
+    task_id: str
+    name: str
+    spec: Spec
+    key: str
+    seconds: float
+    does: list[Any]
+    options: dict[str, Any]
+    sent: float
+    after: tuple[str, ...] = ()
+    became: str | None = None
+
+
+@dataclasses.dataclass
+class Run:
+    """A body that ran, as it tells it itself.
+
+    Attributes:
+        lease: its lock, as the body has it; None where it ran without one.
+        ended: when it ended; None if it never did.
+    """
+
+    task_id: str
+    key: str
+    process: baton.Process
+    began: float
+    attempt: int
+    lease: Any
+    fence: int
+    ended: float | None = None
+    paused: float = 0.0
+
+    @property
+    def goes_on(self) -> bool:
+        return self.ended is None and self.process.is_alive
+
+    @property
+    def is_told(self) -> bool:
+        """Whether it could know that its lock is lost."""
+        lease = self.lease
+        return lease is None or lease.is_lost or baton.world.now >= lease.deadline
+
+
+class Course(baton.World):
+    """The world of one plan."""
+
+    def __init__(self, plan: Plan, tells_wire: bool = False) -> None:
+        super().__init__(f"{plan.seed} {plan.schedule}")
+        baton.begin(self)
+        self.plan = plan
+        self.network, self.server = Network(), SERVER
+        self.calls: dict[str, Call] = {}
+        self.runs: list[Run] = []
+        self.states: dict[str, list[tuple[float, str, Any]]] = {}
+        self.met: dict[str, list[float]] = {}
+        self.parked: list[tuple[float, str, str]] = []
+        self.taken: dict[str, list[float]] = {}
+        self.killed: dict[str, int] = {}
+        self.happened: list[tuple[float, float, str]] = []
+        self.failures: list[tuple[str, str]] = []
+        self.logged: list[tuple[float, logging.LogRecord]] = []
+        self.operated: list[tuple[float, str, str]] = []
+        self.overlaps: list[tuple[Run, Run]] = []
+        self.names: dict[str, str] = {}
+        self.workers: list[workers.Worker | None] = []
+        self.lock_holders: dict[str, list[Any]] = {}
+        worker_state.reserved_requests.clear()
+        broker.use(broker.Broker(plan.visibility))
+        backend.use(self._stored)
+        once.use(self.server, self.network)
+        self._apps = [self._make_app() for _ in range(plan.workers + 1)]
+        self.app = self._apps.pop()
+        self.on_wait = self._maybe_dies
+        self._tells_wire = tells_wire
+        self.server.hears = self._hears
+
+    def _make_app(self) -> Celery:
+        plan = self.plan
+        limit = tasks.limit_of if plan.limit == "callable" else plan.limit
+        return tasks.make_app(list(plan.specs), plan.visibility, plan.ttl, limit)
+
+    @property
+    def limit(self) -> int:
+        return self.plan.limit if isinstance(self.plan.limit, int) else 2
+
+    # -- what happens ---------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Let the plan happen, and wait until all is quiet."""
+        handler = _Log(self)
+        logger = logging.getLogger("celery_redislock")
+        logger.addHandler(handler)
+        logger.setLevel(logging.WARNING)
+        try:
+            for number in range(self.plan.workers):
+                self.workers.append(None)
+                self.start_worker(number)
+            sender = baton.Process(self, "sender")
+            self._sends = self.spawn(sender, "main", self._send_all)
+            for event in self.plan.events:
+                if event.kind in IS_FAULT:
+                    self.at(event.at, partial(faults.begin, self, event))
+            self._wait_until_quiet()
+        except baton.Stuck as exc:
+            self.failed("goes on", str(exc))
+        finally:
+            logger.removeHandler(handler)
+
+    def start_worker(self, number: int) -> None:
+        plan = self.plan
+        self.workers[number] = workers.Worker(
+            self._apps[number], f"worker{number + 1}", plan.children, plan.prefetch, self._met
+        )
+
+    def _send_all(self) -> None:
+        self.app.set_current()
+        for event in self.plan.events:
+            if event.kind in IS_FAULT:
+                continue
+            if event.at > self.now:
+                self.sleep(event.at - self.now)
+            try:
+                getattr(self, f"_{event.kind}")(event)
+            except (LockUnavailable, LockConflict) as exc:
+                self.note(f"{event.kind} failed: {type(exc).__name__}: {exc}")
+            except broker.OperationalError as exc:
+                self.note(f"{event.kind} failed: {exc}")
+
+    def _wait_until_quiet(self) -> None:
+        last = max((event.at for event in self.plan.events), default=0.0)
+        while self.now < last + PATIENCE and not (self._sends.is_done and self.all_ended()):
+            self.sleep(1.0)
+        self.quiet_from = self.now
+        self.sleep(2 * self.plan.ttl + QUIET)
+
+    def all_ended(self) -> bool:
+        """Whether all calls have ended, and all bodies."""
+        if any(run.goes_on for run in self.runs):
+            return False
+        return all(self.end_of(each) is not None for each in self.calls.values() if not each.became)
+
+    def published(self, task_id: str) -> list[float]:
+        return broker.broker.published.get(task_id, [])
+
+    def end_of(self, call: Call) -> str | None:
+        """The last state of a call, if it is a final one; "never sent" of one that comes after one
+        that did not succeed.
+        """
+        states = self.states.get(call.task_id)
+        if states and states[-1][1] in FINAL:
+            return states[-1][1]
+        for each in call.after:
+            end = self.end_of(self.calls[each])
+            if end is not None and end != "SUCCESS":
+                return "never sent"
+        return None
+
+    # -- what is called -------------------------------------------------------------------
+
+    def _add(
+        self, name: str, key: str, seconds: float, does: Any, options: Any, after: Any = ()
+    ) -> Call:
+        task_id = self.noise.randbytes(8).hex()
+        spec = next(each for each in self.plan.specs if each.name == name)
+        short = self.names[task_id] = f"{name}#{len(self.names) + 1}"
+        call = Call(task_id, short, spec, key, seconds, does, options, self.now, tuple(after))
+        self.calls[task_id] = call
+        self.note(f"call {short} ({key}, {seconds} s) {' '.join(map(str, does))} {options or ''}")
+        return call
+
+    def _call(self, event: Event) -> None:
+        name, key, seconds, does, options = event.args
+        call = self._add(name, key, seconds, does, options)
+        own_id = {} if call.spec.option in ("queued", "both") else {"task_id": call.task_id}
+        try:
+            result = self.app.tasks[name].apply_async((key, seconds, does), **own_id, **options)
+        except BaseException:
+            del self.calls[call.task_id]
+            raise
+        if result.id != call.task_id:
+            self._was_sent_as(call, result.id)
+
+    def _was_sent_as(self, call: Call, task_id: str) -> None:
+        """The package gave the call another id: its own, or that of the call that waits already."""
+        del self.calls[call.task_id]
+        if task_id in self.calls:
+            self.note(f"{call.name} is {self.named(task_id)}")
+            return
+        call.task_id = task_id
+        self.calls[task_id], self.names[task_id] = call, call.name
+
+    def _chain(self, event: Event) -> None:
+        self._canvas(event, together=False)
+
+    def _chord(self, event: Event) -> None:
+        self._canvas(event, together=True)
+
+    def _canvas(self, event: Event, together: bool) -> None:
+        names, key, seconds = event.args
+        signatures, before = [], []
+        for i, name in enumerate(names):
+            is_last = i == len(names) - 1
+            after = (before if is_last else []) if together else before[-1:]
+            call = self._add(name, key, seconds, [], {}, [each.task_id for each in after])
+            before.append(call)
+            task = self.app.tasks[name]
+            signatures.append(task.si(key, seconds, []).set(task_id=call.task_id))
+        try:
+            if together:
+                chord(signatures[:-1])(signatures[-1])
+            else:
+                chain(*signatures).apply_async()
+        except BaseException:
+            for each in before:
+                self.calls.pop(each.task_id, None)
+            raise
+
+    def _lock(self, event: Event) -> None:
+        self.spawn(baton.Process(self, f"outside{self.steps}"), "main", partial(self._block, event))
+
+    def _block(self, event: Event) -> None:
+        """A block that has the lock outside of tasks."""
+        key, seconds, timeout = event.args
+        lock = RedisLock(self.app, key, ttl=self.plan.ttl)
+        try:
+            if not lock.acquire(timeout=timeout):
+                self.note(f"a block did not get {key} in {timeout} s")
+                return
+        except LockUnavailable:
+            return
+        run = self.begins(f"block{self.steps}", key, 0, lock._lease)
+        try:
+            self.sleep(seconds)
+        finally:
+            if not self.is_over:
+                self.ends(run)
+                try:
+                    lock.release()
+                except (LockUnavailable, LockLost) as exc:
+                    self.note(f"a block's release: {exc}")
+
+    # -- what operators do ----------------------------------------------------------------
+
+    def _list(self, event: Event) -> None:
+        count = sum(1 for _ in operations.list_locks(self.app))
+        self.note(f"an operator sees {count} locks")
+
+    def _break(self, event: Event) -> None:
+        found = self._found(event.args[0])
+        self.operated.append((self.now, "break", event.args[0]))
+        count = operations.break_locks(self.app, found)
+        self.note(f"an operator broke {count} locks of {event.args[0]}")
+
+    def _drop(self, event: Event) -> None:
+        found = self._found(event.args[0])
+        self.operated.append((self.now, "drop", event.args[0]))
+        count = operations.drop_waiting(self.app, found)
+        self.note(f"an operator dropped {count} tasks that waited for {event.args[0]}")
+
+    def _suspend(self, event: Event) -> None:
+        """What an operator suspends and resumes: to come with suspensions."""
+
+    def _found(self, key: str) -> list[operations.Found]:
+        return [each for each in operations.list_locks(self.app) if each.key.endswith(f":{key}")]
+
+    # -- witnesses ------------------------------------------------------------------------
+
+    def named(self, task_id: str | None) -> str:
+        return self.names.get(task_id or "", (task_id or "")[:8])
+
+    def failed(self, which: str, how: str) -> None:
+        """A property does not hold."""
+        self.note(f"FAILED: {which}: {how}")
+        self.failures.append((which, how))
+
+    def body(self, task: Any, spec: Spec, key: str, seconds: float, does: list[Any]) -> Any:
+        """The body of every task."""
+        request = task.request
+        run = self.begins(request.id, key, request.retries or 0, current_lock())
+        what, countdown, pause = does or ("", 0, 0)
+        try:
+            if what == "describe":
+                task.lock.describe("half of it")
+            self.sleep(seconds)
+            if "pause" in what and not request.retries:
+                task.lock.pause(pause)
+                run.paused = pause
+            if "retry" in what and not request.retries:
+                raise task.retry(countdown=countdown)
+            if what == "raise":
+                raise ValueError("simulated")
+            if what == "replace" and not request.retries:
+                raise task.replace(task.si(key, seconds, []))
+        finally:
+            if not self.is_over:
+                self.ends(run)
+        return seconds
+
+    def begins(self, task_id: str, key: str, attempt: int, lease: Any) -> Run:
+        """A body begins: the only witness of overlaps."""
+        fence = 0 if lease is None else lease.fence
+        run = Run(task_id, key, self.current.process, self.now, attempt, lease, fence)
+        inside = [each for each in self.runs if each.key == key and each.goes_on and each.lease]
+        self.runs.append(run)
+        who = ", ".join(self.named(each.task_id) for each in inside)
+        self.note(
+            f"{self.named(task_id)} begins in {key}, fence {fence}; inside: {who or 'nobody'}"
+        )
+        if lease is not None:
+            untold = [each for each in inside if not each.is_told]
+            if len(untold) >= self.limit:
+                self.overlaps += [(each, run) for each in untold]
+        return run
+
+    def ends(self, run: Run) -> None:
+        run.ended = self.now
+        lost = " (lost)" if run.lease is not None and run.lease.is_lost else ""
+        self.note(f"{self.named(run.task_id)} ends{lost}")
+
+    def _stored(self, task_id: str, state: str, result: Any) -> None:
+        self.note(f"{self.named(task_id)} is {state}: {_told(result)}")
+        self.states.setdefault(task_id, []).append((self.now, state, result))
+
+    def _met(self, task_id: str) -> None:
+        times = self.met.setdefault(task_id, [])
+        times.append(self.now)
+        self.note(f"delivery {len(times)} of {self.named(task_id)}")
+
+    def _hears(self, command: list[bytes], reply: Any) -> None:
+        """The lock server has executed this."""
+        if self._tells_wire:
+            self.whisper("lock server", lock_server.in_words(command, reply))
+        if isinstance(reply, list) and reply[:1] == [b"parked"]:
+            task_id = lock_server.arguments_in(command)[7].decode()
+            self.parked.append((self.now, command[3].decode().rpartition(":")[2], task_id))
+
+    def child_takes(self, task_id: str) -> None:
+        self.taken.setdefault(task_id, []).append(self.now)
+
+    # -- what dies ------------------------------------------------------------------------
+
+    def _maybe_dies(self, actor: baton.Actor) -> None:
+        process = actor.process
+        if process.dies_after is None or process.held:
+            return
+        if process.dies_after:
+            process.dies_after -= 1
+            return
+        process.dies_after = None
+        process.state["kill"]()
+
+    def kill_child(self, child: workers.Child) -> None:
+        if not child.process.is_alive:
+            return
+        if child.job is not None:
+            self._has_died(child.job.task_id)
+        name = self.named(child.job.task_id) if child.job else "no task"
+        self.note(f"KILLED: {child.process}, which has {name}")
+        self.kill(child.process)
+        child.worker.pool.died(child)
+
+    def kill_worker(self, number: int) -> None:
+        worker = self.workers[number]
+        if worker is None or not worker.process.is_alive:
+            return
+        for child in worker.pool.children:
+            if child.job is not None:
+                self._has_died(child.job.task_id)
+        for text in broker.broker.held_by(worker.channel):
+            self._has_died(_id_in(text))
+        for job in worker.pool.waiting:
+            self._has_died(job.task_id)
+        self.note(f"KILLED: {worker.process}")
+        self.kill(worker.process)
+
+    def _has_died(self, task_id: str) -> None:
+        self.killed[task_id] = self.killed.get(task_id, 0) + 1
+
+
+#: States after which there is none.
+FINAL = ("SUCCESS", "FAILURE", "REVOKED")
+
+
+class _Log(logging.Handler):
+    """What the package logs at WARNING and above."""
+
+    def __init__(self, course: Course) -> None:
+        super().__init__(logging.WARNING)
+        self._course = course
+        self.lock = None
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        course = self._course
+        if not course.is_over:
+            course.logged.append((course.now, record))
+            text = record.getMessage()
+            if record.exc_info:
+                text += f" ({record.exc_info[1]!r})"
+            for task_id, name in course.names.items():
+                text = text.replace(task_id, name)
+            course.note(f"{record.levelname}: {text}")
+        return True
+
+
+def _told(result: Any) -> str:
+    if isinstance(result, dict) and "exc_type" in result:
+        return str(result["exc_type"])
+    return f"{type(result).__name__}" if isinstance(result, Exception) else str(result)[:60]
+
+
+def _id_in(text: str) -> str:
+    return str(json.loads(text)["headers"].get("id", ""))
+
+
+#: The lock server, which is warm before the courses begin.
+SERVER = lock_server.LockServer()

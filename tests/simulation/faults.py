@@ -1,0 +1,178 @@
+"""The faults of a world: what begins at a given time, and what ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from . import broker
+from .lock_server import FULL, READ_ONLY
+
+if TYPE_CHECKING:
+    from .course import Course
+    from .plan import Event
+
+
+def begin(course: Course, event: Event) -> None:
+    """Begin a fault. It is noted in the course, with its end: properties allow for it."""
+    which, waits, seconds, share = event.args
+    _FAULTS[event.kind](course, event.kind, which, waits, seconds, share)
+
+
+def _for_a_while(
+    course: Course, kind: str, seconds: float, begin: Callable[[], Any], end: Callable[[], Any]
+) -> None:
+    course.note(f"FAULT: {kind}, for {seconds} s")
+    course.happened.append((course.now, course.now + seconds, kind))
+    begin()
+
+    def over() -> None:
+        course.note(f"OVER: {kind}")
+        end()
+
+    course.after(seconds, over)
+
+
+def _network(name: str) -> Callable[..., None]:
+    def fault(
+        course: Course, kind: str, which: int, waits: int, seconds: float, share: float
+    ) -> None:
+        put = partial(setattr, course.network, name)
+        _for_a_while(course, kind, seconds, lambda: put(share), lambda: put(0.0))
+
+    return fault
+
+
+def _busy_children(course: Course) -> list[Any]:
+    return [
+        child
+        for worker in course.workers
+        if worker is not None
+        for child in worker.pool.children
+        if child.job is not None and child.process.is_alive
+    ]
+
+
+def _kill_child(course: Course, kind: str, which: int, waits: int, *more: Any) -> None:
+    busy = _busy_children(course)
+    if busy:
+        child = busy[which % len(busy)]
+        course.happened.append((course.now, course.now, kind))
+        child.process.dies_after = waits
+        child.process.state["kill"] = partial(course.kill_child, child)
+
+
+def _stop_child(
+    course: Course, kind: str, which: int, waits: int, seconds: float, *more: Any
+) -> None:
+    busy = _busy_children(course)
+    if busy:
+        child = busy[which % len(busy)]
+        course.note(f"FAULT: {child.process} is stopped for {seconds} s")
+        course.happened.append((course.now, course.now + seconds, kind))
+        course.stop(child.process, seconds)
+
+
+def _kill_worker(
+    course: Course, kind: str, which: int, waits: int, seconds: float, *more: Any
+) -> None:
+    number = which % len(course.workers)
+    course.happened.append((course.now, course.now + seconds, kind))
+    course.kill_worker(number)
+    course.after(seconds, partial(_start_again, course, number))
+
+
+def _shut_down(
+    course: Course, kind: str, which: int, waits: int, seconds: float, *more: Any
+) -> None:
+    number = which % len(course.workers)
+    worker = course.workers[number]
+    assert worker is not None
+    course.note(f"FAULT: {worker.process} is shut down")
+    course.happened.append((course.now, course.now + seconds, kind))
+    worker.shut_down()
+    course.after(seconds, partial(_start_again, course, number))
+
+
+def _start_again(course: Course, number: int) -> None:
+    worker = course.workers[number]
+    assert worker is not None
+    if worker.process.is_alive:
+        if worker.ends:  # it has not ended yet
+            course.after(1.0, partial(_start_again, course, number))
+        return
+    course.start_worker(number)
+
+
+def _lose_broker(course: Course, kind: str, which: int, *more: Any) -> None:
+    worker = course.workers[which % len(course.workers)]
+    if worker is not None and worker.process.is_alive:
+        course.note(f"FAULT: {worker.process} loses its connection to the broker")
+        course.happened.append((course.now, course.now, kind))
+        worker.lose_connection()
+
+
+def _double(course: Course, kind: str, which: int, *more: Any) -> None:
+    course.happened.append((course.now, course.now, kind))
+    broker.broker.doubles += 1 + which % 3
+
+
+def _restart(course: Course, kind: str, which: int, waits: int, seconds: float, *more: Any) -> None:
+    server = course.server
+
+    def down() -> None:
+        server.is_down = True
+        server.cut_all()
+
+    def up() -> None:
+        server.is_down = False
+        server.restart(empty=kind == "restart empty")
+
+    _for_a_while(course, kind, seconds, down, up)
+
+
+def _refuses(why: str) -> Callable[..., None]:
+    def fault(
+        course: Course, kind: str, which: int, waits: int, seconds: float, *more: Any
+    ) -> None:
+        refuse = course.server.refuse
+        _for_a_while(course, kind, seconds, lambda: refuse(why), lambda: refuse(None))
+
+    return fault
+
+
+def _stop_server(
+    course: Course, kind: str, which: int, waits: int, seconds: float, *more: Any
+) -> None:
+    def stop() -> None:
+        course.server.stopped_until = course.now + seconds
+
+    _for_a_while(course, kind, seconds, stop, lambda: None)
+
+
+def _broker_away(
+    course: Course, kind: str, which: int, waits: int, seconds: float, *more: Any
+) -> None:
+    put = partial(setattr, broker.broker, "is_away")
+    _for_a_while(course, kind, seconds, lambda: put(True), lambda: put(False))
+
+
+_FAULTS: dict[str, Callable[..., None]] = {
+    "kill child": _kill_child,
+    "stop child": _stop_child,
+    "kill worker": _kill_worker,
+    "shut down": _shut_down,
+    "lose broker": _lose_broker,
+    "lose requests": _network("loses_request"),
+    "lose replies": _network("loses_reply"),
+    "late": _network("delays"),
+    "cut": _network("cuts"),
+    "double": _double,
+    "restart": _restart,
+    "restart empty": _restart,
+    "full": _refuses(FULL),
+    "read only": _refuses(READ_ONLY),
+    "stop server": _stop_server,
+    "broker away": _broker_away,
+}

@@ -1,0 +1,269 @@
+"""The lock server: a Redis in memory with the package's own scripts. It executes what arrives at
+once, on the world's time; `wire` brings it there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from fakeredis import FakeRedis, FakeServer
+from fakeredis._helpers import SimpleError
+from fakeredis._socket import FakeSocket
+from fakeredis.commands_mixins import scripting_mixin
+from fakeredis.model import is_write_command
+
+from celery_redislock.servers import scripts
+
+from . import baton
+
+#: What a server that is full refuses, of the commands that the package sends: Redis's flag DENYOOM.
+NEEDS_MEMORY = frozenset({"set", "hset", "lpush", "rpush", "lset", "zadd", "incr", "hincrby"})
+FULL = "OOM command not allowed when used memory > 'maxmemory'."
+READ_ONLY = "READONLY You can't write against a read only replica."
+NO_SAVE = "MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist"
+
+
+class _Replies:
+    """Takes the replies of fakeredis's socket."""
+
+    def __init__(self) -> None:
+        self.last: Any = None
+
+    def put(self, reply: Any) -> None:
+        self.last = reply
+
+    def qsize(self) -> int:
+        return 0
+
+
+class _Socket(FakeSocket):
+    """fakeredis's executor of commands, with what makes a real server refuse them."""
+
+    refuses: str | None = None
+    #: A script that has written goes on on a full server, as Redis has it.
+    _has_written = False
+
+    def _run_command(self, func: Any, sig: Any, args: list[Any], from_script: bool) -> Any:
+        if not from_script:
+            self._has_written = False
+        if self._is_refused(sig.name) and not (from_script and self._has_written):
+            raise SimpleError(str(self.refuses))
+        self._has_written = self._has_written or (from_script and _writes(sig.name))
+        return super()._run_command(func, sig, args, from_script)
+
+    def _is_refused(self, name: str) -> bool:
+        if self.refuses is None:
+            return False
+        return name in NEEDS_MEMORY if self.refuses == FULL else _writes(name)
+
+    def eval(self, script: bytes, numkeys: int, *keys_and_args: bytes) -> Any:
+        memory: Any = self._server
+        runtime = self._get_server_runtime(memory)
+        memory.script_cache[_sha(script)] = script
+        compiled = _compiled.get(script)
+        if compiled is None:
+            compiled = _compiled[script] = runtime.compile(script)
+        memory._lua_current_socket[0] = self
+        self._script_resp = 2
+        memory._lua_set_keys_argv(
+            runtime.table_from(keys_and_args[:numkeys]), runtime.table_from(keys_and_args[numkeys:])
+        )
+        try:
+            result = compiled()
+        except scripting_mixin.LUA_MODULE.LuaError as exc:
+            raise SimpleError(f"ERR {exc}") from exc
+        finally:
+            self._script_resp = None
+        return self._convert_lua_result(result, nested=False)
+
+
+def script_in(command: list[bytes]) -> str:
+    """The name of the script that a command calls, or the command's own."""
+    if not command[0].startswith(b"EVAL"):
+        return command[0].decode()
+    sha = command[1] if command[0] == b"EVALSHA" else _sha(command[1])
+    return _names().get(sha, "EVAL")
+
+
+def arguments_in(command: list[bytes]) -> list[bytes]:
+    """The arguments that a command gives to its script."""
+    return command[3 + int(command[2]) :]
+
+
+def in_words(command: list[bytes], reply: Any) -> str:
+    """A command and its reply, for a story."""
+    words = command[1:]
+    if command[0].startswith(b"EVAL"):
+        words = [*command[3:4], *arguments_in(command)]
+    told = b" ".join(each[:90] for each in words).decode(errors="replace")
+    return f"{script_in(command)} {told} -> {str(reply)[:400]}"
+
+
+@cache
+def _names() -> dict[bytes, str]:
+    scripts_there = resources.files("celery_redislock").joinpath("scripts").iterdir()
+    names = [path.name.removesuffix(".lua") for path in scripts_there]
+    return {scripts.sha_of(name).encode(): name for name in names}
+
+
+#: The scripts, compiled: the runtime is the process's one.
+_compiled: dict[bytes, Any] = {}
+
+
+@cache
+def _writes(name: str) -> bool:
+    return is_write_command(name.encode())
+
+
+@cache
+def _sha(script: bytes) -> bytes:
+    return hashlib.sha1(script, usedforsecurity=False).hexdigest().encode()
+
+
+class LockServer:
+    """The server.
+
+    Attributes:
+        exchanges: how many requests it has executed.
+        is_down: it refuses connections.
+        stopped_until: until then it answers nothing, and executes what came meanwhile after that.
+        hears: called with each command that is executed, and its reply.
+    """
+
+    def __init__(self) -> None:
+        self.memory = FakeServer()
+        self._socket = _Socket(self.memory, 0, client_class=FakeRedis)
+        self._replies = self._socket.responses = _Replies()  # type: ignore[assignment]
+        self.look = FakeRedis(server=self.memory, decode_responses=True)
+        self.exchanges = 0
+        self.is_down = False
+        self.stopped_until = 0.0
+        self.run_id, self.started_at = 1, -3600.0
+        self.hears: Callable[[list[bytes], Any], None] | None = None
+        #: Blocked links, by the list for which they wait.
+        self._blocked: dict[bytes, list[Any]] = {}
+        self.links: list[Any] = []
+
+    def warm_up(self) -> None:
+        """Compile all scripts, before the courses."""
+        runtime = self._socket._get_server_runtime(self.memory)
+        runtime.execute(b"redis.acl_check_cmd = function() return true end")
+        for path in resources.files("celery_redislock").joinpath("scripts").iterdir():
+            script = scripts.text_of(path.name.removesuffix(".lua")).encode()
+            with contextlib.suppress(scripting_mixin.LUA_MODULE.LuaError):  # a part of others
+                _compiled[script] = runtime.compile(script)
+        _names()
+
+    # -- faults ---------------------------------------------------------------------------
+
+    def refuse(self, why: str | None) -> None:
+        self._socket.refuses = why
+
+    @property
+    def refuses(self) -> str | None:
+        return self._socket.refuses
+
+    def restart(self, *, empty: bool) -> None:
+        """Come back as another process, which knows no script, and if `empty` nothing at all."""
+        self.run_id += 1
+        self.started_at = baton.world.now
+        self.memory.script_cache.clear()
+        if empty:
+            for database in self.memory.dbs.values():
+                database.clear()
+        self.cut_all()
+
+    def cut_all(self) -> None:
+        self._blocked.clear()
+        links, self.links = self.links, []
+        for each in links:
+            each.cut()
+
+    # -- requests -------------------------------------------------------------------------
+
+    def execute(self, command: list[bytes]) -> Any:
+        """Execute a command that does not block, and return its reply."""
+        name = command[0].upper()
+        if name == b"INFO":
+            reply: Any = self._info()
+        elif name == b"CONFIG":
+            reply = [b"maxmemory-policy", b"noeviction"]
+        elif name == b"WAIT":
+            reply = 0
+        else:
+            self._replies.last = None
+            self._socket._process_command(command)
+            reply = self._replies.last
+        if self.hears is not None:
+            self.hears(command, reply)
+        return reply
+
+    def _info(self) -> bytes:
+        uptime = int(baton.world.now - self.started_at)
+        return (
+            f"redis_version:7.0.15\r\nredis_mode:standalone\r\nrun_id:{self.run_id:040d}\r\n"
+            f"uptime_in_seconds:{uptime}\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\n"
+        ).encode()
+
+    def arrive(self, link: Any, commands: list[list[bytes]]) -> None:
+        """Execute what has arrived on this link, up to a command that blocks."""
+        wait = self.stopped_until - baton.world.now
+        if wait > 0:
+            baton.world.after(wait, lambda: self.arrive(link, commands))
+            return
+        if link.is_cut:
+            return
+        self.exchanges += 1
+        link.commands.extend(commands)
+        self._go_on(link)
+
+    def _go_on(self, link: Any) -> None:
+        while link.commands and not link.is_cut:
+            command = link.commands[0]
+            if command[0].upper() == b"BLPOP":
+                if not self._popped(link, command):
+                    return
+                continue
+            link.commands.popleft()
+            link.replies(self.execute(command))
+            self._wake_blocked()
+
+    def _popped(self, link: Any, command: list[bytes]) -> bool:
+        """Answer a blocking command, if its list has an element or its time is over."""
+        key = command[1]
+        element = self.execute([b"LPOP", key])
+        if element is None and link.blocked_until is None:
+            seconds = float(command[2])
+            link.blocked_until = baton.world.now + seconds
+            baton.world.after(seconds, lambda: self._look_again(link, command))
+        if element is None and baton.world.now < link.blocked_until:
+            waiting = self._blocked.setdefault(key, [])
+            if link not in waiting:
+                waiting.append(link)
+            return False
+        link.blocked_until = None
+        link.commands.popleft()
+        link.replies(None if element is None else [key, element])
+        if link in self._blocked.get(key, ()):
+            self._blocked[key].remove(link)
+        return True
+
+    def _look_again(self, link: Any, command: list[bytes]) -> None:
+        if link.commands and link.commands[0] is command and not link.is_cut:
+            self._go_on(link)
+
+    def _wake_blocked(self) -> None:
+        if not self._blocked:
+            return
+        database = self.memory.dbs[0]
+        for key, waiting in list(self._blocked.items()):
+            waiting[:] = [each for each in waiting if not each.is_cut]
+            if waiting and key in database:
+                self._go_on(waiting[0])
+            if not waiting:
+                self._blocked.pop(key, None)

@@ -1,0 +1,162 @@
+"""What happens in a course: drawn beforehand, from a stream of its own, so that a failing course is
+made smaller by leaving out calls and faults.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from typing import Any
+
+from .tasks import Spec, specs
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """A call, an operation, or a fault.
+
+    Attributes:
+        at: seconds since the course began.
+        kind: what it is.
+        args: more of it.
+    """
+
+    at: float
+    kind: str
+    args: tuple[Any, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.at:8.3f} {self.kind} {' '.join(map(str, self.args))}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A course's plan.
+
+    Attributes:
+        seed: the seed from which it was drawn.
+        shape: "dense": milliseconds and one key, which finds races; or "long": minutes, which finds
+            storms and lateness.
+        workers: how many workers there are; `children`: of each; `prefetch`: of each.
+        visibility: the broker's visibility timeout; None if it is like RabbitMQ.
+        ttl: of every lock.
+        limit: of every lock.
+        events: what happens.
+        schedule: names the streams of scheduling and delays.
+    """
+
+    seed: int
+    shape: str
+    workers: int
+    children: int
+    prefetch: int
+    visibility: float | None
+    ttl: float
+    limit: int | str
+    specs: tuple[Spec, ...]
+    events: tuple[Event, ...]
+    schedule: int = 0
+
+    def __str__(self) -> str:
+        broker = "RabbitMQ" if self.visibility is None else f"Redis, {self.visibility:.0f} s"
+        return (
+            f"seed {self.seed}, {self.shape}: {self.workers} workers of {self.children}, prefetch"
+            f" {self.prefetch}, broker like {broker}, ttl {self.ttl}, limit {self.limit},"
+            f" {len(self.events)} events"
+        )
+
+
+#: What a fault may be, with the chance of each beside the others.
+FAULTS = {
+    "kill child": 5, "stop child": 2, "kill worker": 2, "shut down": 2, "lose broker": 3,
+    "lose requests": 3, "lose replies": 3, "late": 3, "cut": 3, "double": 2,
+    "restart": 1, "restart empty": 1, "full": 2, "read only": 1, "stop server": 2, "broker away": 1,
+}  # fmt: skip
+
+
+def draw(seed: int, faults: bool | None = None) -> Plan:
+    """The plan of this seed.
+
+    Args:
+        seed: the seed.
+        faults: whether there are faults; None if the seed says so.
+    """
+    r = random.Random(f"{seed} plan")
+    shape = r.choice(["dense", "long"])
+    limit = r.choice([1, 1, 1, 1, 2, "callable"])
+    known = specs(limit)
+    few = tuple(dict.fromkeys(r.choice(known) for _ in range(r.choice([1, 2, 3, 4, 5]))))
+    has_faults = r.random() < 0.6 if faults is None else faults
+    events = _calls(r, shape, few)
+    if has_faults:
+        kinds, weights = list(FAULTS), list(FAULTS.values())
+        some = r.choices(kinds, weights, k=r.choice([1, 2, 3]))
+        events += [_fault(r, shape, r.choice(some)) for _ in range(r.choice([1, 2, 4, 8]))]
+    events.sort(key=lambda event: event.at)
+    return Plan(
+        seed, shape,
+        workers=r.choice([1, 1, 2, 3]),
+        children=r.choice([1, 2, 4, 8]),
+        prefetch=r.choice([1, 4, 16]),
+        visibility=r.choice([None, None, 3600.0, 60.0]),
+        ttl=r.choice([2.0, 6.0, 30.0]),
+        limit=limit,
+        specs=few,
+        events=tuple(events),
+    )  # fmt: skip
+
+
+def _calls(r: random.Random, shape: str, few: tuple[Spec, ...]) -> list[Event]:
+    events = []
+    dense = shape == "dense"
+    keys = "a" if dense else r.choice(["a", "ab", "abc"])
+    lengths = [0.0, 0.001, 0.005, 0.02] if dense else [0.05, 0.5, 0.5, 2.0, 2.0, 7.0, 45.0]
+    gaps = [0.0, 0.0, 0.002, 0.01] if dense else [0.0, 0.0, 0.01, 1.0, 3.0, 10.0]
+    at = 0.0
+    for _ in range(r.choice([6, 12, 24, 40] if dense else [6, 12, 20])):
+        at += r.choice(gaps) * r.random()
+        kind = r.choices(["call", "chain", "chord", "lock", "operate"], [20, 1, 1, 1, 1])[0]
+        key, seconds = r.choice(keys), r.choice(lengths)
+        if kind == "call":
+            options: dict[str, Any] = {}
+            if r.random() < 0.1:
+                options["countdown"] = r.choice([0.01, 1, 5])
+            if r.random() < 0.05 and not dense:
+                options["expires"] = r.choice([2, 10, 60])
+            if r.random() < 0.1:
+                options["priority"] = r.randrange(10)
+            does = _does(r, dense)
+            events.append(Event(at, "call", (r.choice(few).name, key, seconds, does, options)))
+        elif kind in ("chain", "chord"):
+            names = [r.choice(few).name for _ in range(r.choice([2, 3]))]
+            events.append(Event(at, kind, (names, key, seconds)))
+        elif kind == "lock":
+            events.append(Event(at, "lock", (key, seconds, r.choice([None, 0, 1.0]))))
+        else:
+            what = r.choice(["list", "list", "drop", "break", "suspend"])
+            events.append(Event(at, what, (key, r.choice([1, 4, 12, 40]))))
+    return events
+
+
+def _does(r: random.Random, dense: bool) -> list[Any]:
+    """What a body does beside taking time."""
+    what = r.choices(
+        ["", "retry", "pause", "pause and retry", "describe", "raise", "replace"],
+        [24, 4, 2, 2, 2, 2, 1],
+    )[0]
+    countdown = r.choice([0, 0, 0.01] if dense else [0, 1, 6])
+    seconds = r.choice([0.5, 4])
+    return [what, countdown, seconds] if what else []
+
+
+def _fault(r: random.Random, shape: str, kind: str) -> Event:
+    most = 0.5 if shape == "dense" else 40.0
+    at = r.uniform(0.0, most)
+    which, waits = r.randrange(100), r.choice([0, 1, 2, 3, 5, 8, 13, 21])
+    seconds = r.choice([0.05, 0.5, 1.0, 3.0, 12.0])
+    share = r.choice([0.02, 0.1, 0.4])
+    return Event(round(at, 4), kind, (which, waits, seconds, share))
+
+
+#: Kinds of events that are faults.
+IS_FAULT = frozenset(FAULTS)

@@ -1,0 +1,397 @@
+"""What must be true of a course. Each property names the line of the documents that it checks, and
+judges what the witnesses saw. None of them knows how the package does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from . import tasks
+from .course import FINAL, Call, Course, Run
+from .tasks import MAX_WAIT
+
+Property = Callable[[Course], None]
+_all: list[Property] = []
+
+
+def prop(check: Property) -> Property:
+    """A property: it is checked of each course."""
+    _all.append(check)
+    return check
+
+
+def judge(course: Course) -> None:
+    """Check all properties."""
+    for text in course.crashes:
+        course.failed(
+            "crashed",
+            " / ".join(each.strip() for each in text.splitlines()[-9:] if "^^" not in each),
+        )
+    for check in _all:
+        check(course)
+
+
+# -- what is allowed for ----------------------------------------------------------------------
+
+
+def _happened(course: Course, *kinds: str) -> bool:
+    return any(kind in kinds for _, _, kind in course.happened)
+
+
+def _outage(course: Course) -> bool:
+    """The lock server could not be asked for a while, or forgot."""
+    return _happened(
+        course, "lose requests", "lose replies", "late", "cut", "restart", "restart empty", "full",
+        "read only", "stop server",
+    )  # fmt: skip
+
+
+def _deaths(course: Course) -> bool:
+    return _happened(course, "kill child", "kill worker", "stop child", "shut down") or any(
+        each.option in ("soft", "hard") or each.policy == "replace" for each in course.plan.specs
+    )
+
+
+# -- locks ------------------------------------------------------------------------------------
+
+
+@prop
+def never_two_inside(course: Course) -> None:
+    """guarantees.md: "One holder for each key on one Redis server"; "An empty restart"; "A holder
+    that lost its lock is told".
+    """
+    forgets = _happened(course, "restart empty")
+    for older, newer in course.overlaps:
+        broken = [at for at, what, key in course.operated if what == "break" and key == older.key]
+        is_documented = forgets or any(at <= newer.began + 1.0 for at in broken)
+        who = f"{course.named(older.task_id)} and {course.named(newer.task_id)} in {older.key}"
+        if not is_documented:
+            course.failed("never two inside", who)
+        elif not _is_told_in_time(course, older, newer):
+            course.failed("told in time", who)
+
+
+def _is_told_in_time(course: Course, older: Run, newer: Run) -> bool:
+    stopped = _happened(course, "stop child") or _outage(course)
+    ended = course.now if older.ended is None else older.ended
+    within = course.plan.ttl if stopped else course.plan.ttl / 3
+    is_short = ended - newer.began <= within + 1.0
+    return older.lease.is_lost or is_short or not older.process.is_alive
+
+
+@prop
+def fences_rise(course: Course) -> None:
+    """guarantees.md: "Each acquisition has a higher fence, within limits"."""
+    if course.limit > 1:
+        return
+    last: dict[str, Run] = {}
+    for run in course.runs:
+        if not run.fence:
+            continue
+        before = last.get(run.key)
+        is_after = before is None or (before.ended is not None and before.ended <= run.began)
+        if before is not None and is_after and run.fence <= before.fence:
+            same = run.task_id == before.task_id
+            course.failed("fences rise", f"{run.fence} after {before.fence} in {run.key} ({same})")
+        last[run.key] = run
+
+
+@prop
+def nothing_is_left(course: Course) -> None:
+    """guarantees.md: "No lock without an expiry"; deliveries.md: each end settles what it holds."""
+    for key in sorted(course.server.look.keys("*")):
+        kind = key.partition("}:")[2].partition(":")[0] or key.partition(":")[2].partition(":")[0]
+        if kind in STAYS:
+            continue
+        if not course.all_ended() and kind in (*OF_A_ROOM, "lock", "lock2"):
+            continue  # a worker that was killed has lost calls, which may be reserved
+        left = course.server.look.pttl(key)
+        course.failed("nothing is left", f"{key}, for {left} ms")
+
+
+#: Kinds of keys that outlive their runs, on purpose.
+STAYS = ("fence", "history", "turned", "sweep", "done", "broken", "lost")
+
+
+#: Kinds of keys of waiting rooms.
+OF_A_ROOM = ("room", "entries", "rooms", "deadlines")
+
+# -- calls ------------------------------------------------------------------------------------
+
+
+@prop
+def every_call_ends(course: Course) -> None:
+    """policies.md: "Every duplicate ends with a result"; guarantees.md: nothing is lost, but what
+    a killed worker had without `acks_late`, and what a server forgot.
+    """
+    for call in course.calls.values():
+        if course.end_of(call) is not None or _may_be_lost(course, call):
+            continue
+        states = [state for _, state, _ in course.states.get(call.task_id, [])] or ["PENDING"]
+        ran = sum(run.task_id == call.task_id for run in course.runs)
+        course.failed("every call ends", f"{call.name} stays {states[-1]} ({states}, {ran} runs)")
+
+
+def _may_be_lost(course: Course, call: Call) -> bool:
+    if _happened(course, "restart empty", "broker away"):
+        return True
+    if call.task_id in course.killed and call.spec.option != "late":
+        return True
+    return any(
+        _may_be_lost(course, course.calls[each]) for each in call.after if each in course.calls
+    )
+
+
+#: The ends of each policy's calls, beside SUCCESS, where the body returns.
+ENDS = {
+    "none": set(),
+    "skip": {"REVOKED"}, "skip_result": set(), "raise": {"FAILURE"}, "defer": set(),
+    "defer_bounded": {"FAILURE"}, "wait": set(), "wait_bounded": set(), "queue": set(),
+    "queue_bounded": {"FAILURE"}, "queue_limited": {"REVOKED"}, "coalesce": {"REVOKED"},
+    "coalesce_result": set(), "debounce": {"REVOKED"}, "replace": {"REVOKED"},
+}  # fmt: skip
+
+
+@prop
+def each_ends_as_its_policy_says(course: Course) -> None:
+    """policies.md, "Side by side"."""
+    dropped = any(what == "drop" for _, what, _ in course.operated)
+    for call in course.calls.values():
+        end = course.end_of(call)
+        allowed = {"SUCCESS", "never sent", *ENDS[call.spec.policy]}
+        if call.does[:1] == ["raise"] or call.spec.option in ("soft", "hard", "abort"):
+            allowed.add("FAILURE")
+        if call.task_id in course.killed or _happened(course, "broker away"):
+            allowed.add("FAILURE")
+        if "expires" in call.options or dropped:
+            allowed.add("REVOKED")
+        if call.after or any(each.policy == "replace" for each in course.plan.specs):
+            allowed |= {"FAILURE", "REVOKED"}
+        if end is not None and end not in allowed:
+            result = course.states[call.task_id][-1][2]
+            course.failed("ends as its policy says", f"{call.name} is {end}: {result!r}")
+
+
+@prop
+def each_ends_once(course: Course) -> None:
+    """guarantees.md: "A redelivered copy ... runs only if the holder dies"."""
+    for call in course.calls.values():
+        states = course.states.get(call.task_id, [])
+        ends = [state for _, state, _ in states if state in FINAL]
+        most = 1 + course.killed.get(call.task_id, 0)
+        if any(each.option == "hard" for each in course.plan.specs):
+            most *= 3  # Celery stores such a failure twice, and that of what comes after it
+        if "expires" in call.options and course.plan.visibility is not None:
+            most += 1  # Celery itself ends a copy that has expired, though the task runs
+        if call.does[:1] == ["replace"]:
+            most += 1  # it may be told to end just as it has sent its replacement
+        if len(ends) > most and not (_outage(course) or _happened(course, "lose broker", "double")):
+            course.failed("each ends once", f"{call.name}: {ends}")
+
+
+@prop
+def nothing_runs_twice(course: Course) -> None:
+    """guarantees.md, "Retries and redeliveries"."""
+    if _outage(course) or _happened(course, "double", "lose broker"):
+        return
+    for call in course.calls.values():
+        runs = [run for run in course.runs if run.task_id == call.task_id and run.lease]
+        for attempt in {run.attempt for run in runs}:
+            done = [run for run in runs if run.attempt == attempt and run.ended is not None]
+            more = call.does[:1] == ["replace"]
+            if len(done) > 1 + more + course.killed.get(call.task_id, 0):
+                course.failed("nothing runs twice", f"{call.name}, attempt {attempt}: {len(done)}")
+
+
+# -- times ------------------------------------------------------------------------------------
+
+
+@prop
+def max_wait_is_kept(course: Course) -> None:
+    """options.md: "`then` acts ... on one that has waited `max_wait` seconds"."""
+    if _outage(course) or _deaths(course):
+        return
+    for call in course.calls.values():
+        if call.spec.policy != "queue_bounded" or call.task_id not in course.taken:
+            continue
+        if call.does or call.options or call.after:
+            continue
+        due = course.taken[call.task_id][0] + MAX_WAIT
+        begins = [run.began for run in course.runs if run.task_id == call.task_id]
+        if begins and begins[0] < due:
+            continue
+        sent = [at for at in course.published(call.task_id) if at >= due - 0.5]
+        came = sent[0] if sent else course.now
+        if came > due + LATE and not _ended_before(course, call, due):
+            course.failed("max_wait", f"{call.name} is published {came - due:.2f} s late")
+
+
+#: Seconds by which something that is due may be late.
+LATE = 0.5
+
+
+def _ended_before(course: Course, call: Call, due: float) -> bool:
+    states = course.states.get(call.task_id, [])
+    return any(at < due + LATE and state in FINAL for at, state, _ in states)
+
+
+@prop
+def pauses_are_kept(course: Course) -> None:
+    """options.md, "A pause after a run": from the end of the run, or from its begin."""
+    if _outage(course) or course.limit > 1 or any(w == "break" for _, w, _ in course.operated):
+        return
+    for run in course.runs:
+        until, why = _paused_until(course, run)
+        for other in course.runs:
+            if other.key != run.key or other.task_id == run.task_id or not other.lease:
+                continue
+            if run.ended is not None and run.ended <= other.began < until - TICK:
+                course.failed(
+                    "pauses",
+                    f"{course.named(other.task_id)} begins {until - other.began:.2f} s before the"
+                    f" pause of {course.named(run.task_id)} is over, {why}",
+                )
+
+
+#: Seconds by which what two witnesses say may differ.
+TICK = 0.05
+
+
+def _paused_until(course: Course, run: Run) -> tuple[float, str]:
+    """Until when the next run has to wait; for a short time if there is no pause."""
+    call, lease = course.calls.get(run.task_id), run.lease
+    if (
+        call is None
+        or run.ended is None
+        or not lease
+        or lease.is_lost
+        or run.task_id in course.killed
+    ):
+        return 0.0, ""
+    if lease.replaced_by is not None:
+        return 0.0, ""  # the newer run need not wait for what an older one asked
+    if run.paused:
+        return run.ended + run.paused, f"for which its body asked ({call.does[0]})"
+    ended = [state for at, state, _ in course.states.get(run.task_id, ()) if at >= run.ended][:1]
+    if call.spec.option == "pause" and ended in (["SUCCESS"], ["FAILURE"]) and not call.does:
+        return run.ended + tasks.PAUSE, "by lock_pause"
+    if call.spec.option == "min_hold" and ended == ["SUCCESS"] and not call.does:
+        return run.began + tasks.MIN_HOLD, "by lock_min_hold"
+    return 0.0, ""
+
+
+@prop
+def debounced_calls_wait_for_quiet(course: Course) -> None:
+    """options.md: "the last one runs when none has come for `quiet` seconds, or `max_wait` after
+    the first"; "A retry does not wait for quiet".
+    """
+    if _outage(course):
+        return
+    for run in course.runs:
+        call = course.calls.get(run.task_id)
+        if call is None or call.spec.policy != "debounce" or run.attempt or not run.lease:
+            continue
+        if call.does[:1] == ["replace"] or "retry" in " ".join(map(str, call.does)):
+            continue
+        arrived = course.taken[run.task_id][0]
+        of_slot = [
+            course.taken[each.task_id][0]
+            for each in course.calls.values()
+            if (each.spec, each.key) == (call.spec, call.key) and each.task_id in course.taken
+        ]
+        is_old = any(at <= run.began - 3 * tasks.QUIET + TICK for at in of_slot)
+        if run.began < arrived + tasks.QUIET - TICK and not is_old:
+            course.failed("quiet", f"{call.name} begins {run.began - arrived:.2f} s after it came")
+
+
+@prop
+def a_queue_keeps_its_order(course: Course) -> None:
+    """policies.md: "Only `Queue` keeps an order: the one in which workers found the lock held. A
+    task whose message does not come within 5 s may be overtaken".
+    """
+    if course.happened or course.operated or course.limit > 1:
+        return
+    began = {run.task_id: run.began for run in reversed(course.runs)}
+    waiting: dict[str, list[tuple[float, Call]]] = {}
+    for at, key, task_id in course.parked:
+        call = course.calls.get(task_id)
+        if call is None or call.spec.policy not in ("queue", "queue_bounded") or call.does:
+            continue
+        before = waiting.setdefault(key, [])
+        if task_id not in began or began[task_id] < at or any(call is each for _, each in before):
+            continue
+        for _, earlier in before:
+            mine, theirs = began[task_id], began[earlier.task_id]
+            sent = [when for when in course.published(earlier.task_id) if when < theirs]
+            if mine < theirs and not (sent and sent[0] < mine - COMES_WITHIN):
+                if _gave_up(earlier, theirs, course) or _gave_up(call, mine, course):
+                    continue
+                course.failed("a queue's order", f"{call.name} begins before {earlier.name}")
+        before.append((at, call))
+
+
+#: Seconds for which the lock waits for a task that was published, with a margin.
+COMES_WITHIN = 0.5
+
+
+def _gave_up(call: Call, began: float, course: Course) -> bool:
+    """Whether it had waited for its `max_wait`: then it asks once more, out of turn."""
+    waited = began - course.taken[call.task_id][0]
+    return call.spec.policy == "queue_bounded" and waited > MAX_WAIT - TICK
+
+
+# -- what it costs ----------------------------------------------------------------------------
+
+
+@prop
+def no_storm_of_messages(course: Course) -> None:
+    """DESIGN: a task that waits costs at most two deliveries more, however long it waits."""
+    for call in course.calls.values():
+        met = len(course.met.get(call.task_id, ()))
+        most = 12 + 4 * course.killed.get(call.task_id, 0)
+        if call.spec.policy.startswith("defer"):
+            most += 12
+        if course.happened:
+            most += 20
+        if _happened(course, "double", "lose broker", "kill worker"):  # copies are deferred
+            most += 4 * round(sum(_took(run) for run in course.runs) / course.plan.ttl * 4)
+        if met > most:
+            course.failed("no storm", f"{call.name} was delivered {met} times")
+
+
+def _took(run: Run) -> float:
+    return 0.0 if run.ended is None else run.ended - run.began
+
+
+@prop
+def few_exchanges(course: Course) -> None:
+    """performance.md: round trips to the lock server are bounded by what happens."""
+    met = sum(map(len, course.met.values()))
+    most = 400 + 40 * met + 8 * course.now * len(course.workers)
+    if course.server.exchanges > most:
+        course.failed("few exchanges", f"{course.server.exchanges}, with {met} deliveries")
+
+
+# -- what is said -----------------------------------------------------------------------------
+
+
+@prop
+def no_bug_is_logged(course: Course) -> None:
+    """contributing.md: errors of ours are contained, and logged as unexpected."""
+    for at, record in course.logged:
+        text = record.getMessage()
+        if record.exc_info or "unexpected error" in text:
+            error = record.exc_info[1] if record.exc_info else None
+            if _happened(course, "broker away") and "simulated" in repr(error):
+                continue
+            course.failed("no bug is logged", f"{at:.3f} s: {text} {error!r}")
+
+
+@prop
+def a_loss_is_one(course: Course) -> None:
+    """guarantees.md, "Lost locks": nobody is told of a loss that was none."""
+    if course.happened or course.operated:
+        return
+    for at, record in course.logged:
+        if "LOST" in record.getMessage():
+            course.failed("a loss is one", f"{at:.3f} s: {record.getMessage()}")

@@ -1,0 +1,67 @@
+"""The simulated world: no property fails in the seeds that we know, the same seed is the same
+course everywhere, and faults that are planted are found.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .seeds import FAULTY, FOUND, QUIET
+
+ROOT = Path(__file__).parents[2]
+
+
+def simulate(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, which replaces its clocks."""
+    return subprocess.run(
+        [sys.executable, "-m", "tests.simulation", *arguments],
+        cwd=ROOT, env={**os.environ, **environment}, text=True, capture_output=True, timeout=280,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("seeds", "faults"), [(QUIET, "no"), (FAULTY, "yes")], ids=["quiet", "faulty"]
+)
+def test_what_the_documents_promise_holds_in_the_courses_that_we_know(seeds, faults):
+    ran = simulate("--seeds", f"{seeds.start}:{seeds.stop}", "--faults", faults)
+
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_what_was_found_once_is_not_there_any_more(seed):
+    ran = simulate("--seed", str(seed))
+
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_the_same_seed_is_the_same_course_with_any_hash_seed():
+    one, other = (
+        simulate("--seeds", "0:12", "--digests", PYTHONHASHSEED=hash_seed).stdout
+        for hash_seed in ("1", "4711")
+    )
+
+    digests = re.findall(r"(?m)^\d+ [0-9a-f]{16}$", one)
+    assert len(digests) == 12
+    assert digests == re.findall(r"(?m)^\d+ [0-9a-f]{16}$", other)
+
+
+@pytest.mark.parametrize(
+    ("fault", "found"),
+    [
+        ("nothing is extended", "never two inside"),
+        ("the fence is the minute", "fences rise"),
+        ("nobody publishes from a room", "every call ends"),
+    ],
+)
+def test_a_planted_fault_is_found(fault, found):
+    ran = simulate("--seeds", "0:20", "--planted", fault, "--until", found)
+
+    assert ran.returncode == 1, ran.stdout + ran.stderr
+    assert f"{found}: " in ran.stdout
