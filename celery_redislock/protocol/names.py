@@ -397,12 +397,14 @@ class WithDefaults:
         named = [p for p in self._calls.parameters.values() if p.kind not in VARIABLE]
         every = self._calls.bind_partial()
         every.arguments.update((p.name, None) for p in named)
-        self._in_order, self._adds_defaults = True, True
-        for self._in_order in (True, False):
-            if self._takes(every):
-                return
+        self._adds_defaults = self._in_order = True
+        if self._takes(every):
+            return
+        self._in_order = False
+        if self._takes(every):
+            return
+        self._adds_defaults = False
         if own != self._calls:  # a decorator may give arguments that no call has
-            self._in_order, self._adds_defaults = True, False
             return
         raise ConfigError(
             f"{where}'s callable takes {inspect.signature(option)}, but gets every argument of a"

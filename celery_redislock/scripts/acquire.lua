@@ -201,8 +201,8 @@ local function met(i, slot, holder)
   if not (is_own or is_child) or holder.cooling and mine <= theirs then
     return nil
   elseif mine > theirs then
-    -- The lock is kept for us, or from others; or its holder missed a heartbeat: that run is dead or has
-    -- given up.
+    -- The lock is kept for us, or from others only; or its holder missed a heartbeat: that run is dead
+    -- or has given up.
     if holder.held or holder.queued or holder.cooling
         or redis.call('PTTL', slot) < (tonumber(holder.ttl_ms) or tonumber(ttl)) / 2 then
       return settled(slot, current[i])
