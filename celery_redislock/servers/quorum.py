@@ -75,6 +75,7 @@ class Quorum(Server):
         if call.script in rooms.SCRIPTS:
             raise LockUnavailable(call.keys[0], None, "independent servers have no waiting rooms")
         fit, was_in_doubt = without_waiters(call), call.in_doubt
+        call.in_doubt = True  # and stays so if we are interrupted
         sure: list[T] = []
 
         def ask(node: Node) -> T:
@@ -91,7 +92,6 @@ class Quorum(Server):
             call.in_doubt = was_in_doubt or in_doubt
             return answer
         except LockUnavailable:
-            call.in_doubt = True
             if call.takes:
                 for node in self._nodes:
                     node.watch.admit(call.ttl)  # then it is worth waiting for that

@@ -36,6 +36,7 @@ from celery_redislock.protocol.holders import held_for_retry
 from celery_redislock.servers import quorum
 from celery_redislock.servers.connections import pools_like
 from celery_redislock.servers.factory import server_at
+from celery_redislock.servers.node import Node
 from celery_redislock.servers.quorum import Quorum
 from celery_redislock.servers.scripts import sha_of
 from celery_redislock.servers.urls import source_from_url
@@ -337,6 +338,24 @@ def test_a_release_whose_answers_were_lost_is_no_proof_of_a_loss(
                 proxy.lose_replies(1, to=sha_of("settle").encode())
         assert [proxy.lost for proxy in proxies] == [1] * lost + [0] * (3 - lost)
     assert "LOST" not in caplog.text
+
+
+def test_a_request_that_is_interrupted_is_in_doubt(store, label, monkeypatch) -> None:
+    """So what it may have taken is given back, again if need be."""
+    call = calls.acquire(make_claim(label))
+    run = Node.run
+
+    def interrupted(node: Node, *args: Any, **options: Any) -> None:
+        run(node, *args, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Node, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        store.run(call)
+    assert call.in_doubt
+    monkeypatch.undo()
+    taken(store.run(call))
+    assert call.in_doubt, "it may have been carried out before"
 
 
 @pytest.mark.parametrize("away", [0, 1])
