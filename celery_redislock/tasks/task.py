@@ -176,9 +176,9 @@ class SingletonTask(LockedTask):
         """
         __tracebackhide__ = True
         self._refuse_use(options)
-        if options.get("retries"):
-            self._store_retry()
         publish = super().apply_async
+        if options.get("retries"):
+            publish = partial(self._publish_retry, publish)
         if not self._reserves(options):
             if more or options.get("task_id"):
                 options = {**dict(zip(_POSITIONAL, more, strict=False)), **options}
@@ -190,14 +190,18 @@ class SingletonTask(LockedTask):
         options = {**dict(zip(_POSITIONAL, more, strict=False)), **options}
         return publish_reserved(self, publish, args or (), kwargs or {}, options, current_lock())
 
-    def _store_retry(self) -> None:
-        """Store RETRY, if this call sends the retry of what runs here. See `store_retry`."""
+    def _publish_retry(self, publish: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Store RETRY, if this is the retry of what runs here, and then publish it. It has its
+        reservation by then, if it is to have one. See `store_retry`.
+        """
+        __tracebackhide__ = True
         request = self.request
         noted = request.__dict__.pop(RETRIES, None)
         if noted is not None:
             # If the backend does not answer, Celery tries again once the retry is sent.
             with only_logged("redislock: could not store RETRY of %s[%s]", self.name, request.id):
                 store_retry(self, request, *noted)
+        return publish(*args, **options)
 
     @staticmethod
     def _name_message(options: dict[str, Any]) -> None:
