@@ -37,12 +37,12 @@ demo: .venv/demo  ## the main job on an embedded Redis, live, half a minute; ARG
 	@.venv/bin/python -m examples.demo $(ARGS)
 
 # Side by side: lint is mypy for most of the time, on one core. The plugins serve other tests only.
-check: .venv/made  ## what to run at each save, a minute: lint, unit tests, the scripts on one server
+check: .venv/made  ## what to run at each save, a minute: lint, unit tests, the scripts on one server, known courses of the simulation
 	@$(MAKE) --no-print-directory -j2 lint check-tests
 
 check-tests: .venv/made
 	.venv/bin/python -m pytest -q -n 2 --dist worksteal -p no:celery -p no:docker_tools -p no:anyio \
-		tests/unit tests/contract/scripts
+		tests/unit tests/contract/scripts tests/simulation
 
 simulate: .venv/made  ## the package in a simulated world, from seeds; ARGS=--help
 	@.venv/bin/python -m tests.simulation $(ARGS)

@@ -105,7 +105,7 @@ class Course(baton.World):
         self.failures: list[tuple[str, str]] = []
         self.logged: list[tuple[float, logging.LogRecord]] = []
         self.operated: list[tuple[float, str, str]] = []
-        self.overlaps: list[tuple[Run, Run]] = []
+        self.overlaps: list[tuple[list[Run], Run]] = []
         self.names: dict[str, str] = {}
         self.workers: list[workers.Worker | None] = []
         self.lock_holders: dict[str, list[Any]] = {}
@@ -183,6 +183,10 @@ class Course(baton.World):
         if any(run.goes_on for run in self.runs):
             return False
         return all(self.end_of(each) is not None for each in self.calls.values() if not each.became)
+
+    def at_broker(self) -> set[str]:
+        """The tasks of which the broker has a message."""
+        return broker.broker.all_ids()
 
     def published(self, task_id: str) -> list[float]:
         return broker.broker.published.get(task_id, [])
@@ -354,7 +358,7 @@ class Course(baton.World):
         if lease is not None:
             untold = [each for each in inside if not each.is_told]
             if len(untold) >= self.limit:
-                self.overlaps += [(each, run) for each in untold]
+                self.overlaps.append((untold, run))
         return run
 
     def ends(self, run: Run) -> None:

@@ -142,6 +142,7 @@ def main(clock: Callable[[], float]) -> None:
     p = argparse.ArgumentParser(prog="make simulate", description=__doc__)
     p.add_argument("--seed", type=int, help="run one course")
     p.add_argument("--seeds", default="0:100", metavar="A:B", help="run these courses (0:100)")
+    p.add_argument("--but", default="", metavar="I,J", help="leave these seeds out")
     p.add_argument("--minutes", type=float, help="run courses from A on, for so long")
     p.add_argument("--faults", choices=["yes", "no"], help="with faults, or without")
     p.add_argument("--schedule", type=int, default=0, help="another schedule of the same plan")
@@ -193,7 +194,10 @@ def _courses(args: argparse.Namespace, clock: Callable[[], float]) -> Iterator[T
     if args.seed is not None:
         seeds = [args.seed]
     faults = None if args.faults is None else args.faults == "yes"
+    left_out = {int(each) for each in args.but.split(",") if each}
     for seed in seeds:
+        if seed in left_out:
+            continue
         plan = dataclasses.replace(plans.draw(seed, faults), schedule=args.schedule)
         if args.keep is not None:
             kept = [int(each) for each in args.keep.split(",")]
