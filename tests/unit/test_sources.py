@@ -32,7 +32,7 @@ FOREIGN = {
     "task.__class__", "task.Request", "task.runs_in_children", "task.acks_after_body",
     "task.hears_acks", "task.worker_consumer", "result.ignored", "context.headers",
     "record.exc_info", "record.exc_text", "record.levelno", "record.levelname", "record.args",
-    "LockRequest._not_asked_until", "_MainThread.due",
+    "LockRequest._not_asked_until", "_MainThread.due", "sources.lock_of_call",
 }  # fmt: skip
 
 
