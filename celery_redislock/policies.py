@@ -14,7 +14,7 @@ from __future__ import annotations
 import abc
 import copy
 import dataclasses
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from .errors import ConfigError
 from .protocol.checks import Seconds, SecondsOrNone, is_int, is_number
@@ -35,32 +35,23 @@ class Policy(abc.ABC):
             for name in {"parks", "parks_all", "turns_away", "describe", "eager"} - {*vars(cls)}:
                 setattr(cls, name, vars(Policy)[name])
 
-    @property
-    def parks(self) -> bool:
-        """Whether the policy may put tasks into the waiting room. Workers then look after it."""
-        return True
-
+    #: Whether the policy may put tasks into the waiting room. Workers then look after it.
+    parks: bool = True
     #: Whether the policy parks every duplicate, whoever has the lock. If the lock is likely to be
     #: held, a task is then parked before the lock is asked for.
-    parks_all = False
+    parks_all: bool = False
     #: Whether the policy decides before the lock is asked for, in `admit`.
-    admits = False
+    admits: bool = False
     #: Whether the policy may end the holder. If so, holders ask every second if they must end.
-    replaces = False
+    replaces: bool = False
     #: Whether no conflict ends in a run. If so, the script that finds one leaves the done note.
-    turns_away = False
+    turns_away: bool = False
     #: Whether the tasks that the policy turns away end as failed.
-    fails = False
-
-    @property
-    def one_run(self) -> str:
-        """Why the policy needs a lock with a limit of 1; "" if it does not."""
-        return ""
-
-    @property
-    def result_if_replaced(self) -> Any:
-        """The result of a task that a newer one replaces; `NO_RESULT` if it ends as REVOKED."""
-        return NO_RESULT
+    fails: bool = False
+    #: Why the policy needs a lock with a limit of 1; "" if it does not.
+    one_run: str = ""
+    #: The result of a task that a newer one replaces; `NO_RESULT` if it ends as REVOKED.
+    result_if_replaced: Any = NO_RESULT
 
     def longest_countdown(self) -> float:
         """The longest countdown that the policy may use, in seconds, without the random part."""
@@ -97,21 +88,11 @@ class _Bounded(Policy):
             what = f"{type(self).__name__}: then={self.then!r} must be a policy object"
             raise ConfigError(f"{what}, such as {known}")
 
-    @property
-    def parks(self) -> bool:
-        return self.then.parks
-
-    @property
-    def replaces(self) -> bool:  # type: ignore[override]
-        return self.then.replaces
-
-    @property
-    def one_run(self) -> str:
-        return self.then.one_run
-
-    @property
-    def result_if_replaced(self) -> Any:
-        return self.then.result_if_replaced
+    if not TYPE_CHECKING:  # to type checkers they are what a subclass may set: plain attributes
+        parks = property(lambda self: self.then.parks)
+        replaces = property(lambda self: self.then.replaces)
+        one_run = property(lambda self: self.then.one_run)
+        result_if_replaced = property(lambda self: self.then.result_if_replaced)
 
     def longest_countdown(self) -> float:
         return self.then.longest_countdown()
@@ -265,9 +246,8 @@ class _Replacing(Policy):
         shown = (f"{k}={v!r}" for k, v in values.items() if v is not NO_RESULT)
         return f"{type(self).__name__}({', '.join(shown)})"
 
-    @property
-    def result_if_replaced(self) -> Any:
-        return self.result
+    if not TYPE_CHECKING:  # as above
+        result_if_replaced = property(lambda self: self.result)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)

@@ -26,10 +26,53 @@ class NoResult:
 NO_RESULT: Final = NoResult()
 
 
-class Decision:
-    """What is to become of a task: what a verb of `Conflict` returns, and `Policy.act` in turn."""
+@dataclasses.dataclass(frozen=True)
+class ToSkip:
+    """See `Conflict.skip`."""
 
-    __slots__ = ()
+    result: Any = NO_RESULT
+
+
+@dataclasses.dataclass(frozen=True)
+class ToFail:
+    """See `Conflict.fail`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ToDefer:
+    """See `Conflict.defer`. The countdown is in seconds."""
+
+    countdown: float
+
+
+@dataclasses.dataclass(frozen=True)
+class ToWait:
+    """See `Conflict.wait`. The timeout is in seconds."""
+
+    timeout: float | None
+    then: Then = None
+
+
+@dataclasses.dataclass(frozen=True)
+class ToPark:
+    """See `Conflict.park`. Times are in seconds."""
+
+    limit: int | None = None
+    max_wait: float | None = None
+    newest: bool = False
+    quiet: tuple[float, float] | None = None
+    then: Then = None
+
+
+@dataclasses.dataclass(frozen=True)
+class ToReplace:
+    """See `Conflict.replace`. The grace is in seconds."""
+
+    grace: float
+
+
+#: What is to become of a task: what a verb of `Conflict` returns, and `Policy.act` in turn.
+Decision: TypeAlias = ToSkip | ToFail | ToDefer | ToWait | ToPark | ToReplace
 
 
 class Acts(Protocol):
@@ -41,51 +84,6 @@ class Acts(Protocol):
 #: What acts if the task did not get the lock by waiting: a policy, or a function of the conflict as
 #: it is then. None skips the task.
 Then: TypeAlias = Acts | Callable[["Conflict"], Decision] | None
-
-
-@dataclasses.dataclass(frozen=True)
-class ToSkip(Decision):
-    """See `Conflict.skip`."""
-
-    result: Any = NO_RESULT
-
-
-@dataclasses.dataclass(frozen=True)
-class ToFail(Decision):
-    """See `Conflict.fail`."""
-
-
-@dataclasses.dataclass(frozen=True)
-class ToDefer(Decision):
-    """See `Conflict.defer`. The countdown is in seconds."""
-
-    countdown: float
-
-
-@dataclasses.dataclass(frozen=True)
-class ToWait(Decision):
-    """See `Conflict.wait`. The timeout is in seconds."""
-
-    timeout: float | None
-    then: Then = None
-
-
-@dataclasses.dataclass(frozen=True)
-class ToPark(Decision):
-    """See `Conflict.park`. Times are in seconds."""
-
-    limit: int | None = None
-    max_wait: float | None = None
-    newest: bool = False
-    quiet: tuple[float, float] | None = None
-    then: Then = None
-
-
-@dataclasses.dataclass(frozen=True)
-class ToReplace(Decision):
-    """See `Conflict.replace`. The grace is in seconds."""
-
-    grace: float
 
 
 @dataclasses.dataclass(frozen=True)

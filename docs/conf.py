@@ -12,8 +12,8 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from types import FunctionType, ModuleType
-from typing import Any
+from types import FunctionType, ModuleType, UnionType
+from typing import Any, get_args
 
 from celery.utils.dispatch import Signal
 
@@ -213,7 +213,8 @@ def heading(value: Any) -> str:
         return "Signals"
     if isinstance(value, type) and issubclass(value, Exception):
         return "Errors"
-    if getattr(value, "__module__", "") in ("celery_redislock.policies", "celery_redislock.verbs"):
+    modules = ("celery_redislock.policies", "celery_redislock.verbs")
+    if isinstance(value, UnionType) or getattr(value, "__module__", "") in modules:
         return "Policies"
     return "Locks outside of tasks" if value in LOCKS else "Tasks"
 
@@ -221,6 +222,9 @@ def heading(value: Any) -> str:
 def directive(module: str, name: str, value: Any) -> str:
     """What tells Sphinx to read the docstring."""
     options = []
+    if isinstance(value, UnionType):  # it has no docstring of its own
+        values = ", ".join(f"`{each.__name__}`" for each in get_args(value))
+        return rst(f".. py:data:: {module}.{name}\n\n   One of {values}.")
     if isinstance(value, type):
         kind = "exception" if issubclass(value, Exception) else "class"
         # A named tuple's fields are in its docstring.

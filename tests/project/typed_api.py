@@ -16,13 +16,14 @@ from celery import Celery, current_app, shared_task
 from celery.result import AsyncResult
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
-from typing_extensions import assert_type
+from typing_extensions import assert_never, assert_type
 from valkey import Valkey, ValkeyCluster
 
 from celery_redislock import (
     NO_RESULT,
     AsyncAcquisition,
     AsyncRedisLock,
+    Coalesce,
     Conflict,
     Decision,
     Defer,
@@ -37,6 +38,12 @@ from celery_redislock import (
     SingletonTask,
     Skip,
     TaskSkipped,
+    ToDefer,
+    ToFail,
+    ToPark,
+    ToReplace,
+    ToSkip,
+    ToWait,
     Wait,
     current_lock,
     lock_conflict,
@@ -179,6 +186,45 @@ class Log(Policy):
         return conflict.wait(1.0, then=lambda later: later.park(then=Skip()))
 
 
+class Described(Policy):
+    parks = True
+    parks_all = False
+    admits: bool = True
+    replaces = True
+    turns_away = False
+    fails = False
+    one_run = "ends the other run"
+    result_if_replaced = None
+
+    def act(self, conflict: Conflict) -> Decision:
+        return conflict.replace(5)
+
+
+class LastQueued(Queue):
+    parks = True
+    result_if_replaced = "a newer one runs"
+
+
+class LastCoalesced(Coalesce):
+    parks = True
+    result_if_replaced = "a newer one runs"
+
+
+def told(decision: Decision) -> str:
+    """What a test of a policy may ask: no other value is one."""
+    match decision:
+        case ToSkip() | ToFail():
+            return "ends"
+        case ToWait() | ToPark():
+            return f"waits, then {decision.then}"
+        case ToReplace():
+            return f"replaces, after {decision.grace}"
+        case ToDefer():
+            return f"comes again in {decision.countdown}"
+        case _:
+            assert_never(decision)
+
+
 class SkipWith(Policy):
     def __init__(self, result: str | NoResult = NO_RESULT) -> None:
         self.result = result
@@ -202,6 +248,8 @@ def outside(url: str, valkeys: ValkeyCluster) -> int:
         RedisLock(valkeys, "name")
         assert_type(RedisLock(app, "account:5", label="api: adjust").lost, bool)
         RedisLock(current_app, "account:5", prefix="shop", history=0)
+        assert_type(RedisLock.of(sync, 5, force=True), RedisLock)
+        assert_type(RedisLock.of(sync.with_headers({"tenant": "a"}), 5), RedisLock)
         return lock.fence
 
 
@@ -223,6 +271,7 @@ async def outside_for_coroutines(url: str) -> AsyncAcquisition:
     assert_type(adjust(5), str)
     adjust("five")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     assert_type(await adjust_soon(5), int)
+    assert_type(AsyncRedisLock.of(sync, 5), AsyncRedisLock)
     lock = AsyncRedisLock(url, "account:5")
     async with lock as held:
         assert_type(held, AsyncAcquisition)
@@ -319,7 +368,12 @@ class ProductAdmin(LockAdminMixin):
 # -- tests ------------------------------------------------------------------------------------
 
 
-def test_it(redislock_memory: MemoryLocks, held_lock: Callable[..., HeldLock]) -> None:
+def test_it(
+    redislock_memory: MemoryLocks,
+    held_lock: Callable[..., HeldLock],
+    lose_lock: Callable[..., None],
+) -> None:
+    lose_lock(sync, 5)
     assert_type(held_lock(sync, 5).key, str)
     assert_type(assert_skipped(sync.apply((5,))), TaskSkipped)
     assert_type(redislock_memory.outcomes(sync), list[str])

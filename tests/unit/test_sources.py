@@ -33,6 +33,7 @@ FOREIGN = {
     "task.hears_acks", "task.worker_consumer", "result.ignored", "context.headers",
     "record.exc_info", "record.exc_text", "record.levelno", "record.levelname", "record.args",
     "LockRequest._not_asked_until", "_MainThread.due", "settings.resolve_again", "task.__trace__",
+    "sources.lock_of_call",
 }  # fmt: skip
 
 

@@ -81,7 +81,7 @@ SHARE = {
         "from gevent import monkey; monkey.patch_all(thread=False); from gevent import spawn, sleep"
     ),
     "gevent, late": (
-        "import celery_redislock.lock.redis_lock;"
+        "from celery_redislock import RedisLock;"
         "from gevent import monkey; monkey.patch_all(); from gevent import spawn, sleep"
     ),
     "eventlet without threads": (
