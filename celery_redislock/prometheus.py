@@ -138,8 +138,8 @@ class _Recorder:
         self._made[LOST].labels(task=task.name)
         for how in ("retaken", "freed"):
             self._made[RECOVERED].labels(task=task.name, how=how)
-        if task.lock_options is not None and task.lock_options.lock_warn_after is not None:
-            self.record(WARN_AFTER, task.lock_options.lock_warn_after, task=task.name)
+        if task.lock_options is not None:
+            self.record(WARN_AFTER, task.lock_options.warn_after, task=task.name)
 
     def record(self, metric: Metric, value: float, **labels: str) -> None:
         child = self._made[metric].labels(**labels)

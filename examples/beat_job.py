@@ -6,7 +6,7 @@ and so every tick is fired twice. The second finds the lock still held, for `loc
 
 Late messages are dropped: they expire (`expires` in the schedule). Without that, a worker that was
 away would run all the ticks that it missed, one after another. And a job that hangs is noticed: a
-skipped tick is a line at WARNING if the run has held the lock for longer than `lock_warn_after`,
+skipped tick is a line at WARNING if the run has held the lock for longer than ten times `lock_ttl`,
 and the signal names the run.
 
 From the top of the repository, with a Redis at REDIS_URL (default: redis://localhost:6379/0):
@@ -36,7 +36,7 @@ app.conf.beat_schedule = {
 }
 
 
-@app.task(base=SingletonTask, bind=True, lock_ttl=10, lock_warn_after=60)
+@app.task(base=SingletonTask, bind=True, lock_ttl=6)
 def report(self):
     note(self.name, "starts", self.request.id)
     time.sleep(3)

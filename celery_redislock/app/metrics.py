@@ -90,10 +90,10 @@ METRICS: Final = (
 )
 
 
-#: An option of the task, not a measurement.
+#: What the task's `lock_ttl` comes to, not a measurement.
 WARN_AFTER: Final = Metric(
     "level", "lock_warn_after", "seconds",
-    "The task's lock_warn_after: a holder that is older, and turns a duplicate away, is a WARNING",
+    "Ten times the task's lock_ttl: a duplicate that an older holder turns away is a WARNING",
 )  # fmt: skip
 
 

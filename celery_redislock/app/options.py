@@ -28,9 +28,6 @@ class _Unset:
 
 UNSET: Final = _Unset()
 
-#: The default of `lock_warn_after`, in ttls: above that age of the holder, a duplicate warns.
-WARN_AFTER_TTLS: Final = 10
-
 
 class Pauses(NamedTuple):
     """For how many seconds the lock stays taken after a run, by how that ended."""
@@ -48,7 +45,6 @@ class LockOptions(NamedTuple):
     lock_ttl: float = 30.0
     lock_max_hold: float | None = None
     lock_min_hold: float | None = None
-    lock_min_hold_after: str = "success"
     lock_pause: Pauses | None = None
     lock_limit: int | Callable[..., int] = 1
     on_lock_lost: str = "flag"
@@ -57,7 +53,6 @@ class LockOptions(NamedTuple):
     lock_scope: str = "running"
     lock_queued_ttl: float = 3600.0
     on_queued_conflict: str = "existing"
-    lock_warn_after: float | None = None  #: `resolve` sets a number
     lock_label: str | None = None
 
     @property
@@ -67,6 +62,11 @@ class LockOptions(NamedTuple):
             return self.lock_queued_ttl
         holds = self.lock_scope == "running" and self.lock_across_retries == "hold"
         return self.lock_ttl if holds else 0.0
+
+    @property
+    def warn_after(self) -> float:
+        """Seconds: a duplicate that an older holder turns away is logged as a WARNING."""
+        return 10 * self.lock_ttl
 
     @property
     def allows_several(self) -> bool:
@@ -199,7 +199,6 @@ _CHECKS: Final[dict[str, tuple[Callable[[Any], Any], str]]] = {
     "lock_ttl": (checks.ttl, checks.TTL),
     "lock_max_hold": (_hold, f"None or {checks.TTL}"),
     "lock_min_hold": (_hold, f"None or {checks.TTL}"),
-    "lock_min_hold_after": (_one_of("success", "any"), "'success' or 'any'"),
     "lock_pause": (
         _pause,
         f"None, {checks.TTL}, or a dict of these by 'success' and 'failure', such as"
@@ -223,7 +222,6 @@ _CHECKS: Final[dict[str, tuple[Callable[[Any], Any], str]]] = {
         _one_of("existing", "raise", "publish"),
         "'existing', 'raise' or 'publish'",
     ),
-    "lock_warn_after": (_hold, f"None or {checks.TTL}"),
     "lock_label": (
         _template,
         "None or a non-empty str.format template, such as 'order {order_id}'",
@@ -240,10 +238,8 @@ _CONTRADICTIONS: Final[dict[str, tuple[tuple[str, Any, str], ...]]] = {
         ("on_conflict", None, "nothing is locked when the task runs"),
         ("on_queued_conflict", "publish", "nothing is locked when the task runs"),
         ("lock_min_hold", None, "nothing is locked when the task runs"),
-        ("lock_min_hold_after", None, "nothing is locked when the task runs"),
         ("lock_pause", None, "nothing is locked when the task runs"),
         ("lock_max_hold", None, "nothing is locked when the task runs"),
-        ("lock_warn_after", None, "nothing is locked when the task runs"),
         ("on_lock_lost", "abort", "nothing is locked when the task runs"),
         ("lock_across_retries", "hold", "nothing is locked when the task runs"),
     ),
@@ -277,9 +273,6 @@ def resolve(where: str, given: Mapping[str, Any], settings: Mapping[str, Any]) -
         given: the task's own options; UNSET leaves one to the app.
         settings: the app's `redislock_*` settings that are set.
 
-    Returns:
-        The options. `lock_warn_after` is a number.
-
     Raises:
         ConfigError: a value is not accepted.
     """
@@ -293,8 +286,6 @@ def resolve(where: str, given: Mapping[str, Any], settings: Mapping[str, Any]) -
     options = LockOptions(**resolved)
     _refuse_contradictions(where, options)
     _refuse_against_scope(where, options.lock_scope, given)
-    if options.lock_warn_after is None:
-        options = options._replace(lock_warn_after=WARN_AFTER_TTLS * options.lock_ttl)
     if options.lock_scope == "queued+running":
         return options._replace(lock_across_retries="hold")
     return options

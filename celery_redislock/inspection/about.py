@@ -24,7 +24,7 @@ class About:
         server: its lock server, for people.
         prefix: what its locks' keys begin with.
         history: how many runs of each lock are kept; 0 for none.
-        warn_after: the tasks' `lock_warn_after` in seconds, where it is set.
+        warn_after: the tasks' `LockOptions.warn_after`.
         limits: the tasks' `lock_limit`, where it is a number above one.
         no_arguments: the digest in the name of a lock whose call has no arguments.
     """
@@ -69,7 +69,7 @@ def about(app: Any) -> About:
         server=locks.describe_server(),
         prefix=locks.prefix,
         history=locks.history,
-        warn_after={k: each.lock_warn_after for k, each in options.items() if each.lock_warn_after},
+        warn_after={name: each.warn_after for name, each in options.items()},
         limits={
             k: each.lock_limit
             for k, each in options.items()

@@ -33,7 +33,7 @@ class Figures:
             for those that wait for quiet.
         untaken: how many waiting tasks no worker has taken, see `rooms.Room`.
         last_success: Unix time at which its last successful run ended; None if not known.
-        warn_after: its `lock_warn_after` in seconds; None if not known.
+        warn_after: its `LockOptions.warn_after`; None if not known.
     """
 
     locks: Counter[str] = dataclasses.field(default_factory=Counter)

@@ -116,7 +116,7 @@ class Collector(registry.Collector):
             if isinstance(task, SingletonTask):
                 each = found.setdefault(name, Figures())
                 each.locks.update(held=0, free=0)  # a Counter adds these
-                each.warn_after = task.lock_options and task.lock_options.lock_warn_after
+                each.warn_after = task.lock_options and task.lock_options.warn_after
         for name, each in found.items():
             known = (each.last_success, self._successes.get(name))
             if latest := max((at for at in known if at is not None), default=None):

@@ -24,7 +24,7 @@ from ..protocol.log import get_logger
 from .abort import Abort
 from .facts import Facts
 from .limits import surely
-from .state import NOT_RUN, Ran, State
+from .state import Ran, State
 
 logger = get_logger()
 
@@ -157,8 +157,7 @@ def _is_held_for(facts: Facts, lease: Lease, retry: Retry) -> bool:
 def _kept_for(facts: Facts, lease: Lease, ran: Ran) -> tuple[float, float]:
     """For how many seconds the lock is kept: since the acquisition, and from now."""
     options = facts.options
-    is_any = options.lock_min_hold_after == "any" and ran is not NOT_RUN and ran.retry is None
-    min_hold = (options.lock_min_hold or 0.0) if is_any or ran.how == past.SUCCEEDED else 0.0
+    min_hold = (options.lock_min_hold or 0.0) if ran.how == past.SUCCEEDED else 0.0
     if lease.pause_for is not None:
         return min_hold, lease.pause_for
     if (pauses := options.lock_pause) is None:

@@ -165,7 +165,7 @@ class Facts:
         """Report how a conflict ended."""
         age = level = None
         if holder is not None and outcome in TURNED_AWAY:
-            age = _remarkable_age(holder, self.options.lock_warn_after)
+            age = _remarkable_age(holder, self.options.warn_after)
             level = None if age is None else logging.WARNING
         after = f" for {countdown:.1f} s" if countdown is not None else ""
         # The holder becomes text only if the line is logged.
@@ -191,13 +191,12 @@ class Facts:
         return f"{self.task.name}[{self.raw.get('id')}]{attempt}{label}"
 
 
-def _remarkable_age(holder: Holder, warn_after: float | None) -> float | None:
+def _remarkable_age(holder: Holder, warn_after: float) -> float | None:
     """For how many seconds the holder that turned it away has held the lock, if that is
     suspiciously long.
     """
     if holder.acquired_at is None or holder.queued:
         return None
-    assert warn_after is not None
     age = time.time() - holder.acquired_at
     return age if age >= warn_after and not holder.cooling_down else None
 

@@ -330,12 +330,10 @@ class Sending:
         """
         if holder is None or not holder.queued or holder.acquired_at is None or holder.ttl is None:
             return None
-        options = self._lock_options
         # What is left tells when its countdown was over.
-        since_due = options.lock_queued_ttl - holder.ttl
+        since_due = self._lock_options.lock_queued_ttl - holder.ttl
         overdue = min(time.time() - holder.acquired_at, since_due)
-        warn_after = options.lock_warn_after or 10 * options.lock_ttl
-        return overdue if overdue >= warn_after else None
+        return overdue if overdue >= self._lock_options.warn_after else None
 
     # -- a retry, or a replacement, from within the run -----------------------------------
 

@@ -77,9 +77,7 @@ class SingletonTask(LockedTask):
         lock_ttl: seconds that a lock outlives a dead holder. Default: `redislock_ttl`, 30.
         lock_max_hold: seconds after which the lock is not extended any more. Default: never.
         lock_min_hold: seconds for which the lock is held from its acquisition on, even if the body
-            ends sooner. Default: none.
-        lock_min_hold_after: "success", the default: only if the body succeeded; or "any": also
-            if it failed.
+            ends sooner; not if it failed. Default: none.
         lock_pause: seconds for which the lock stays taken after a run has ended; or a dict of these
             by "success" and "failure". Default: none. See also `self.lock.pause`.
         lock_limit: how many runs may hold the lock at once, or a callable of the call's arguments
@@ -98,8 +96,6 @@ class SingletonTask(LockedTask):
         on_queued_conflict: what sending a duplicate does: "existing", the default, sends nothing
             and returns the result of the task that has the lock; "raise" raises `LockConflict`;
             "publish" sends it.
-        lock_warn_after: seconds. If a holder older than that turns a duplicate away, a WARNING
-            names the holder and its age. Default: ten times `lock_ttl`.
         lock_label: a `str.format` template over the arguments, such as "order {order_id}": what
             the lock is called in logs, events, errors and commands, beside its key. Default: none.
 
@@ -115,7 +111,6 @@ class SingletonTask(LockedTask):
     lock_ttl: Any = UNSET
     lock_max_hold: Any = UNSET
     lock_min_hold: Any = UNSET
-    lock_min_hold_after: Any = UNSET
     lock_pause: Any = UNSET
     lock_limit: Any = UNSET
     on_conflict: Any = UNSET
@@ -125,7 +120,6 @@ class SingletonTask(LockedTask):
     lock_scope: Any = UNSET
     lock_queued_ttl: Any = UNSET
     on_queued_conflict: Any = UNSET
-    lock_warn_after: Any = UNSET
     lock_label: Any = UNSET
 
     __trace__: Any = _TracerAttribute()

@@ -87,7 +87,7 @@ def test_ticks_that_come_too_late_are_dropped(
 
 
 def test_a_job_that_hangs_is_noticed(worker, start_beats, journal, label):
-    """By each tick that finds it running for longer than `lock_warn_after`."""
+    """By each tick that finds it running for longer than ten times its `lock_ttl`."""
     start_beats("skip_warned", 0.4, 30.0, 1)
     pattern = r"(INFO|WARNING)/.* skipped: \S+ is held by (\S+) on \S+ pid .*"
 

@@ -377,9 +377,8 @@ def test_the_lock_stands_on_after_a_success(send, hold, client, locks_of, label)
     assert send("pauses", label, 0.0).get(timeout=20)
 
 
-@pytest.mark.parametrize(("name", "stands"), [("pauses", False), ("pauses_always", True)])
-def test_after_a_failure_it_stands_on_only_if_asked(send, locks_of, label, name, stands):
-    failed = send(name, label, 0.0, "raise")
+def test_a_failure_causes_no_pause(send, locks_of, label):
+    failed = send("pauses", label, 0.0, "raise")
     with pytest.raises(ValueError, match="the body failed"):
         failed.get(timeout=20)
-    assert bool(locks_of(failed.id)) is stands
+    assert not locks_of(failed.id)

@@ -115,7 +115,7 @@ def singleton(**options: Any) -> Any:
 
 skip = singleton(name="skip")(body)
 quiet = singleton(name="quiet", send_events=False)(body)
-skip_warned = singleton(name="skip_warned", lock_warn_after=2)(body)
+skip_warned = singleton(name="skip_warned", lock_ttl=0.5)(body)
 skip_result = singleton(name="skip_result", on_conflict=Skip(result="skipped"))(body)
 defer = singleton(name="defer", on_conflict=Defer(delay=0.2, backoff=1.0))(body)
 defer_briefly = singleton(
@@ -160,10 +160,9 @@ two_at_once_late = singleton(
 )(body)
 two_at_once_queued = singleton(name="two_at_once_queued", lock_limit=2, on_conflict="queue")(body)
 pauses = singleton(name="pauses", lock_min_hold=6)(body)
-pauses_always = singleton(name="pauses_always", lock_min_hold=6, lock_min_hold_after="any")(body)
 ticks = singleton(name="ticks", lock_min_hold=1.5)(body)
 refuse = singleton(name="refuse", on_conflict="raise")(body)
-warning = {"lock_key": "warns:{label}", "lock_warn_after": 3}
+warning = {"lock_key": "warns:{label}", "lock_ttl": 0.5}
 warns = singleton(name="warns", **warning)(body)
 warns_result = singleton(name="warns_result", on_conflict=Skip(result="skipped"), **warning)(body)
 warns_raise = singleton(name="warns_raise", on_conflict="raise", **warning)(body)

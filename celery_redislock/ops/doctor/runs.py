@@ -36,7 +36,7 @@ def _losing(last: _Last) -> Iterator[Finding]:
 
 
 def _skipped(checkup: Checkup, last: _Last) -> Iterator[Finding]:
-    patience = {task.name: task.lock_options.lock_warn_after or 0.0 for task in checkup.tasks}
+    patience = {task.name: task.lock_options.warn_after for task in checkup.tasks}
     for task, by_hour in turned_away(checkup.app, server=checkup.server).items():
         since = _since(last.get(task, ()))
         counts = [count for hour, count in by_hour.items() if hour >= since]

@@ -221,7 +221,7 @@ def test_a_duplicates_result_is_ignored_as_the_first_ones_is(app, tasks, label):
 def test_a_send_that_a_leftover_swallows_is_logged_with_who_and_since_when(
     app, tasks, label, caplog
 ):
-    task = define(app, "unique_warned", lock_scope="queued+running", lock_warn_after=1)
+    task = define(app, "unique_warned", lock_scope="queued+running", lock_ttl=0.1)
     sent = tasks.send("unique_warned", label)
     later = tasks.send("unique_warned", f"{label}-later", countdown=60)
 
@@ -346,7 +346,6 @@ CONTRADICTIONS = [
     ({"lock_queued_ttl": 60}, "lock_queued_ttl"),
     ({"on_queued_conflict": "raise"}, "on_queued_conflict"),
     ({"lock_scope": "queued", "lock_max_hold": 60}, "lock_max_hold"),
-    ({"lock_scope": "queued", "lock_warn_after": 60}, "lock_warn_after"),
     ({"lock_scope": "queued", "lock_min_hold": 60}, "lock_min_hold"),
     ({"lock_scope": "queued", "on_lock_lost": "abort"}, "on_lock_lost"),
     ({"lock_scope": "queued", "lock_across_retries": "hold"}, "lock_across_retries"),
