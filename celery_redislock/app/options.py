@@ -15,6 +15,9 @@ from ..protocol import checks
 from ..protocol.keys import MAX_LIMIT
 from .delivery import KEY
 
+#: In times of its ttl, how long a run has a lock before its duplicates are logged as WARNINGs.
+WARN_AFTER: Final = 10
+
 
 class _Unset:
     """The type of `UNSET`: an option that nobody set. None is a value that somebody may set."""
@@ -66,7 +69,7 @@ class LockOptions(NamedTuple):
     @property
     def warn_after(self) -> float:
         """Seconds: a duplicate that an older holder turns away is logged as a WARNING."""
-        return 10 * self.lock_ttl
+        return WARN_AFTER * self.lock_ttl
 
     @property
     def allows_several(self) -> bool:

@@ -342,18 +342,8 @@ def _print(watched: Watch, every: float, times: int | None) -> None:
         time.sleep(every)
 
 
-async def _draw(watched: Watch, every: float, times: int | None) -> None:
-    """On a terminal, which is restored whatever happens. Keys are obeyed during a look, too."""
-    loop, keys, entered = asyncio.get_running_loop(), KeyBindings(), threading.Event()
-
-    @keys.add("<any>", eager=True)
-    def _press(event: Any) -> None:
-        key = event.key_sequence[0].key
-        key = str(getattr(key, "value", key))
-        if key in ("c-c", "<sigint>") or not watched.press(key):
-            leave()
-        elif key == "c-m":
-            entered.set()  # look into what is open by now
+def _screen(watched: Watch, keys: KeyBindings) -> Application[BaseException | None]:
+    """What shows the picture, on the whole terminal."""
 
     def picture() -> StyleAndTextTuples:
         parts: StyleAndTextTuples = []
@@ -368,6 +358,23 @@ async def _draw(watched: Watch, every: float, times: int | None) -> None:
         input=create_input(always_prefer_tty=True),
     )
     drawn.ttimeoutlen = 0.05  # seconds after which an escape is a key of its own
+    return drawn
+
+
+async def _draw(watched: Watch, every: float, times: int | None) -> None:
+    """On a terminal, which is restored whatever happens. Keys are obeyed during a look, too."""
+    loop, keys, entered = asyncio.get_running_loop(), KeyBindings(), threading.Event()
+
+    @keys.add("<any>", eager=True)
+    def _press(event: Any) -> None:
+        key = event.key_sequence[0].key
+        key = str(getattr(key, "value", key))
+        if key in ("c-c", "<sigint>") or not watched.press(key):
+            leave()
+        elif key == "c-m":
+            entered.set()  # look into what is open by now
+
+    drawn = _screen(watched, keys)
 
     def leave(because: BaseException | None = None) -> None:
         if not drawn.is_done:

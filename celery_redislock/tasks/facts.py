@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from ..app.delivery import Delivery, Kept, attempt_of
 from ..app.events import events
+from ..app.options import WARN_AFTER
 from ..app.outcomes import TURNED_AWAY, Outcome, Whose, report
 from ..app.settings import AppLocks
 from ..errors import LockUnavailable
@@ -73,19 +74,20 @@ class Facts:
             events.learn(message.events, raw.get("hostname"))
         self.began = bool(raw.get("retries") or raw.get("replaced_task_nesting") or message.began)
         self.may_be_copy = _may_be_copy(locks, message)
-        keys = self._keys(kept)
+        keys = task.lock_keys_for(args, kwargs, raw)
+        if kept is not None or self.began or locks.redelivery.copies_any_time:
+            keys = self._with_own_slot(keys, kept)
         self.key = keys.lock
         self.label: str | None = None
         if task._redislock_label_maker is not None:
             self.label = task.label_for(args, kwargs, raw)
         self.claim = self._claim(keys, message, kept)
 
-    def _keys(self, kept: Kept | None) -> LockKeys:
+    def _with_own_slot(self, keys: LockKeys, kept: Kept | None) -> LockKeys:
         """The lock's keys. A slot of this task's own is among them, also if the limit is lower by
         now: else the task would run beside itself, or be refused as its own duplicate.
         """
         task, raw = self.task, self.raw
-        keys = task.lock_keys_for(self.args, self.kwargs, raw)
         if kept is not None and kept.token and kept.is_of(keys) and kept.has_more_slots(keys):
             keys = keys_of_lock_id(self.locks.prefix, kept.lock_id)
         if self.is_eager or not (self.began or self.locks.redelivery.copies_any_time):
@@ -165,7 +167,7 @@ class Facts:
         """Report how a conflict ended."""
         age = level = None
         if holder is not None and outcome in TURNED_AWAY:
-            age = _remarkable_age(holder, self.options.warn_after)
+            age = _remarkable_age(holder, WARN_AFTER * self.options.lock_ttl)
             level = None if age is None else logging.WARNING
         after = f" for {countdown:.1f} s" if countdown is not None else ""
         # The holder becomes text only if the line is logged.

@@ -111,7 +111,7 @@ class MemoryServer(Node):
         another release may come before that waiter's thread, and take it away: so a waiter asks
         again sooner.
         """
-        line, me = self._lines.setdefault(wake, []), object()
+        line, me, failure = self._lines.setdefault(wake, []), object(), None
         line.append(me)
         try:
             give_up = clock() + min(seconds, _ASK_AGAIN)
@@ -119,9 +119,14 @@ class MemoryServer(Node):
                 if line[0] is me and self.replies([("LPOP", wake)])[0] is not None:
                     break
                 sleep(_LOOK_EVERY)
+        except LockUnavailable as exc:
+            failure = exc
         finally:
             line.remove(me)
-        return self.run(call, once=True)
+        answer = self.run(call, once=True)
+        if failure is not None and isinstance(answer, Busy):
+            raise failure
+        return answer
 
     def may_answer_later(self, failure: LockUnavailable) -> bool:
         return False  # another try would not make this server reachable
@@ -240,8 +245,10 @@ def _refuse_other_broker(sender: Any, **kwargs: Any) -> None:
     connections of an app that has sent, and no test would get a result.
     """
     app = sender.app
-    before, now = sends_to(app), app.connection_for_write().as_uri()
-    if stand_in.current is not None and before not in (None, now):
+    if stand_in.current is None or (before := sends_to(app)) is None:
+        return
+    now = app.connection_for_write().as_uri()
+    if before != now:
         raise SystemExit(
             f"celery_redislock.testing: the app {app.main} sends to {before}, which was its broker"
             f" when it first sent, and its broker is {now} now; replace the broker before the app"

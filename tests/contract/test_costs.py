@@ -374,7 +374,7 @@ def test_what_is_done_most_makes_few_calls(call_counts, what, most, modules):
 
 def test_a_task_executes_few_lines_of_ours(line_counts):
     """A worker runs the code of a task once, cold: the time goes with the lines, not the calls."""
-    assert sum(line_counts.values()) <= 586, line_counts
+    assert sum(line_counts.values()) <= 588, line_counts
 
 
 def test_a_plain_message_is_received_in_few_lines(line_counts):
