@@ -6,6 +6,7 @@ log. `properties` judges what they saw.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import logging
@@ -16,6 +17,7 @@ from celery import Celery, chain, chord
 from celery.worker import state as worker_state
 
 from celery_redislock import (
+    AsyncRedisLock,
     LockConflict,
     LockLost,
     LockUnavailable,
@@ -24,7 +26,7 @@ from celery_redislock import (
     operations,
 )
 
-from . import backend, baton, broker, faults, lock_server, once, tasks, workers
+from . import backend, baton, broker, faults, lock_server, loop, once, tasks, workers
 from .plan import IS_FAULT, Event, Plan
 from .tasks import Spec
 from .wire import Network
@@ -288,6 +290,35 @@ class Course(baton.World):
                 except (LockUnavailable, LockLost) as exc:
                     self.note(f"a block's release: {exc}")
 
+    def _coroutines(self, event: Event) -> None:
+        """Coroutines of one loop that take a lock; some of them are cancelled."""
+        key, seconds, count = event.args
+        process = baton.Process(self, f"loop{self.steps}")
+        self.spawn(process, "main", lambda: loop.run(self._in_loop(key, seconds, count)))
+
+    async def _in_loop(self, key: str, seconds: float, count: int) -> None:
+        lock = AsyncRedisLock(self.app, key, ttl=self.plan.ttl, timeout=None)
+
+        async def hold(number: int) -> None:
+            try:
+                async with lock as held:
+                    run = self.begins(f"coroutine{number}", key, 0, _Held(held))
+                    try:
+                        await asyncio.sleep(seconds)
+                    finally:
+                        self.ends(run)
+            except (LockUnavailable, LockLost) as exc:
+                self.note(f"a coroutine: {type(exc).__name__}: {exc}")
+
+        tasks = [asyncio.ensure_future(hold(number)) for number in range(count)]
+        await asyncio.sleep(seconds * count / 2)
+        for task in tasks[1::2]:
+            task.cancel()
+        for each in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(each, Exception):
+                raise each
+        await asyncio.sleep(1.0)  # what was cancelled is given back
+
     # -- what operators do ----------------------------------------------------------------
 
     def _list(self, event: Event) -> None:
@@ -424,6 +455,23 @@ class Course(baton.World):
 
     def _has_died(self, task_id: str) -> None:
         self.killed[task_id] = self.killed.get(task_id, 0) + 1
+
+
+class _Held:
+    """A coroutine's acquisition, as `Run` asks for a lease."""
+
+    replaced_by = None
+
+    def __init__(self, held: Any) -> None:
+        self.fence, self._held = held.fence, held
+
+    @property
+    def is_lost(self) -> bool:
+        return bool(self._held.lost)
+
+    @property
+    def deadline(self) -> float:
+        return float("inf")
 
 
 #: States after which there is none.

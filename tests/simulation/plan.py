@@ -115,7 +115,8 @@ def _calls(r: random.Random, shape: str, few: tuple[Spec, ...]) -> list[Event]:
     at = 0.0
     for _ in range(r.choice([6, 12, 24, 40] if dense else [6, 12, 20])):
         at += r.choice(gaps) * r.random()
-        kind = r.choices(["call", "chain", "chord", "lock", "operate"], [20, 1, 1, 1, 1])[0]
+        kinds = ["call", "chain", "chord", "lock", "coroutines", "operate"]
+        kind = r.choices(kinds, [20, 1, 1, 1, 0.5, 1])[0]
         key, seconds = r.choice(keys), r.choice(lengths)
         if kind == "call":
             options: dict[str, Any] = {}
@@ -132,6 +133,8 @@ def _calls(r: random.Random, shape: str, few: tuple[Spec, ...]) -> list[Event]:
             events.append(Event(at, kind, (names, key, seconds)))
         elif kind == "lock":
             events.append(Event(at, "lock", (key, seconds, r.choice([None, 0, 1.0]))))
+        elif kind == "coroutines":
+            events.append(Event(at, kind, (key, min(seconds, 2.0), r.choice([1, 2, 4]))))
         else:
             what = r.choice(["list", "list", "drop", "break", "suspend"])
             events.append(Event(at, what, (key, r.choice([1, 4, 12, 40]))))

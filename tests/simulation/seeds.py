@@ -6,13 +6,13 @@ from __future__ import annotations
 QUIET, FAULTY = range(5000, 5040), range(5000, 5040)
 #: Those among them that find what is known, and not mended yet.
 KNOWN = {
-    5000: "a pause ends with the run's retry",
+    5000: "a call that is replaced as it is published is ended twice",
     5003: "a pause ends with the run's retry",
     5005: "a pause ends with the run's retry",
-    5024: "a retry stays RETRY",
-    5030: "a replaced call is ended twice",
-    5034: "a replaced call with a result is ended twice",
-    5038: "a pause ends with the run's retry",
+    5019: "a call that is replaced as it is published is ended twice",
+    5024: "a pause ends with the run's retry",
+    5025: "a pause ends with the run's retry",
+    5034: "a call that is replaced as it is published is ended twice",
 }
 #: Seeds that once failed.
 FOUND: tuple[int, ...] = ()

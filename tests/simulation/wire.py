@@ -194,6 +194,7 @@ class Pool:
     """A process's connections with one timeout: as much of redis-py's pool as the driver uses."""
 
     connection_kwargs: dict[str, Any] = {}  # noqa: RUF012  redis-py's name
+    connection_class = Connection  # which asyncio does not have: coroutines ask in threads
 
     def __init__(self, server: LockServer, network: Network, timeout: float, set_up: Any) -> None:
         self.server, self.network, self.timeout, self.set_up = server, network, timeout, set_up
