@@ -316,7 +316,8 @@ def first(facts: Facts, state: State) -> Step:
 def wait_for_resume(facts: Facts, state: State, busy: Busy) -> tuple[State, Step]:
     """Wait until a suspension ends: in the waiting room, or, where there is none, by deferring."""
     if not (facts.locks.is_quorum or state.message.fanout):
-        return _to_room(facts, state, Park(busy))
+        # Where a newer task takes the place of an older one, what has begun runs before it.
+        return _to_room(facts, state, Park(busy, newest=facts.began and bool(facts.policy.one_run)))
     countdown = backoff(state.message.deferrals, MOST_OUTAGE, facts)
     return state, _defer(facts, state, busy, countdown)
 
@@ -575,9 +576,10 @@ def _to_room(facts: Facts, state: State, park: Park) -> tuple[State, Step]:
             return state, _then(park.then, park.busy)
         countdown = backoff(state.message.deferrals, facts.claim.ttl / 3, facts)
         return state, _defer(facts, state, park.busy, countdown)
+    member = slot_of(facts.task.name) if park.newest else facts.claim.entry_id
     # A task that began is older than the newest: it waits beside its task's pending slot.
-    own = slot_of(facts.task.name) if park.newest and not facts.began else facts.claim.entry_id
-    return state.waits().arrives(facts.began).parks(facts.claim.member or own), park
+    member = facts.claim.entry_id if facts.began else facts.claim.member or member
+    return state.waits().arrives(facts.began).parks(member), park
 
 
 # -- pauses -----------------------------------------------------------------------------------

@@ -227,6 +227,21 @@ def test_a_retry_waits_in_two_deliveries_and_is_never_dropped(
     assert deliveries(first) == 3
 
 
+@pytest.mark.parametrize("name", ["coalesces", "debounces", "replaces"])
+def test_a_retry_runs_before_newer_calls(app, send, journal, label, name):
+    first = send(name, label, "stand and retry")
+    journal.await_start(label, first.id)
+    suspend(app, name, seconds=HOUR)
+    second = send(name, label)
+    eventually(lambda: waiting(app, name, label) == 1, "the newer one waits")
+    journal.let_go(first.id)
+    eventually(lambda: waiting(app, name, label) == 2, "both wait")
+    resume(app, name)
+    assert [each.get(timeout=30) for each in (first, second)] == [label, label]
+    ran = [(each.task_id, each.retries) for each in journal.read(label, "start")]
+    assert ran == [(first.id, 0), (first.id, 1), (second.id, 0)]
+
+
 def test_a_retry_whose_lock_is_kept_goes_on(app, send, journal, label):
     first = send("holds_its_retry", label, "stand and retry")
     journal.await_start(label, first.id)

@@ -448,6 +448,10 @@ TABLE: dict[str, tuple[Case, list[Answer], list[Question], Outcomes]] = {
         policy(Queue(limit=1, max_wait=5, then=Raise()), raw={"retries": 1}), [OFF, PARKED],
         [Park(OFF)], OFF_DUTY,
     ),
+    "suspended, a retry beside newer calls": (
+        policy(Coalesce(), raw={"retries": 1}), [OFF, PARKED], [Park(OFF, newest=True)],
+        Waits(Outcome.COALESCED, None, SUSPENSION),
+    ),
     "suspended, a retry whose message is too large": (
         RETRY, [OFF, TOO_LARGE, OFF], [Park(OFF), Try(note="+1")],
         PutOff(1.0, Outcome.DEFERRED, suspension=SUSPENSION),
