@@ -492,10 +492,14 @@ def _in_vain(facts: Facts, state: State, wish: Await | Park, busy: Busy) -> tupl
     """Somebody else has the lock: what follows of what the policy wants."""
     if isinstance(wish, Park):  # the lock was free for a moment
         return _to_room(facts, state, dataclasses.replace(wish, busy=busy, at_once=False))
-    if not busy.for_message or state.message.gave_up or not can_park(facts):
+    left = wish.timeout
+    if left is not None and wish.busy.sent_at:
+        left -= busy.sent_at - wish.busy.sent_at  # since it began to wait
+    is_over = state.message.gave_up or (left is not None and left <= 0)
+    if not busy.for_message or is_over or not can_park(facts):
         return state, _then(wish.then, busy)
     # The message that the lock is kept for needs a pool slot, perhaps this one.
-    return _to_room(facts, state, Park(busy, give_up=wish.timeout, then=wish.then))
+    return _to_room(facts, state, Park(busy, give_up=left, then=wish.then))
 
 
 def can_park(facts: Facts) -> bool:

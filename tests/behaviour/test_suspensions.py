@@ -140,6 +140,19 @@ def test_what_waits_in_order_runs_in_order_once_it_is_resumed(app, send, journal
     assert not journal.overlaps(label)
 
 
+def test_a_time_to_wait_goes_on_when_the_task_is_suspended_meanwhile(app, send, journal, label):
+    holder = send("waits_a_while", label, "stand")
+    journal.await_start(label, holder.id)
+    began = time.monotonic()
+    waits = send("waits_a_while", label)
+    never(waits.ready, "it ends early", 3.5)
+    suspend(app, "waits_a_while", seconds=HOUR)
+    journal.let_go(holder.id)
+    with pytest.raises(LockConflict):
+        waits.get(timeout=20)
+    assert 5 <= time.monotonic() - began < 8
+
+
 @pytest.mark.parametrize("name", ["queues_briefly", "waits_briefly"])
 def test_a_time_to_wait_is_kept_under_a_long_suspension(
     app, send, journal, label, name, deliveries
