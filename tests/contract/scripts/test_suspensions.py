@@ -128,6 +128,18 @@ def test_what_is_resumed_is_due_now(room: Room) -> None:
     assert not room.client.exists(room.keys.suspended)
 
 
+@pytest.mark.parametrize("is_task", [True, False])
+def test_what_waited_is_due_when_it_is_resumed_after_the_list_was_lost(room, is_task) -> None:
+    target = (TASK, None) if is_task else (None, room.label)
+    suspend(room, *target)
+    room.park("first")
+    room.client.delete(room.keys.suspended)
+    assert room.due_in > 60
+    assert resume(room, *target) is None
+    assert room.due_in < 1
+    room.published(room.look(), "first")
+
+
 def test_a_lock_that_is_resumed_makes_no_other_room_due(room: Room) -> None:
     suspend(room, None, room.label)
     room.park("first")
