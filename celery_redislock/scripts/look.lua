@@ -62,7 +62,7 @@ local function give_up()
   end
 end
 
-local offered = give_up() or offer(true)
+local offered = give_up() or offer(true, true)
 local too_long = redis.call('ZRANGEBYSCORE', sent, '-inf', now - longest, 'LIMIT', 0, AT_ONCE)
 
 -- Whoever replaced an entry stores its result. If that takes too long, it died: another one does it.

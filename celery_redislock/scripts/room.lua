@@ -22,6 +22,7 @@ local LONGEST_PAUSE = 600000  -- between two publications of one task
 local LONGEST_CHANCE = 40000  -- that one has before the next one has its chance too
 local GOES_LAST_AFTER = 60000 -- ms after which one that does not come loses its place in the order
 local LOOKED_AT = 100         -- members at most, to find some that are not suspended
+local LOOKED_FAR = 10000      -- the same where it must be known who is next: 30 ms of the server
 
 local FOR_OTHERS = 3000 -- ms for which it is kept for one whom the caller cannot publish: others look
 local DECLINED = 1      -- when such a one is due: others may publish it at once, also to wait again
@@ -59,11 +60,12 @@ local function first_of(member)
 end
 
 -- The first members of the room that are not suspended. One of them is next, unless all are under
--- way. And the ms from which one that is suspended may go.
-local function front()
+-- way. And the ms from which one that is suspended may go. Behind very many that are suspended, who
+-- does not look far finds those under way.
+local function front(looks_far)
   local members, resumed, most, first = {}, math.huge, #slots + 16, 0
-  repeat
-    local some = redis.call('LRANGE', room, first, first + most - 1)
+  local last = looks_far and LOOKED_FAR or LOOKED_AT
+  local function find(some)
     for _, member in ipairs(some) do
       if redis.call('HEXISTS', entries, member) == 0 then
         take_out(member, true)
@@ -74,7 +76,15 @@ local function front()
         first = first + 1
       end
     end
-  until resumed == math.huge or #members >= most or #some < most or first >= LOOKED_AT
+  end
+  local some
+  repeat
+    some = redis.call('LRANGE', room, first, first + most - 1)
+    find(some)
+  until resumed == math.huge or #members >= most or #some < most or first >= last
+  if first >= last and not members[1] then
+    find(redis.call('ZREVRANGE', sent, 0, most - 1))
+  end
   return members, resumed
 end
 
@@ -139,13 +149,13 @@ end
 
 -- Publish the first that may be. Reply as `send` does, or nil. Who looks also publishes one that
 -- others cannot, though no slot is free: to them its place would never be the first.
-local function offer(looks)
+local function offer(looks, looks_far)
   local free = count_free()
   if free == 0 and not looks then
     return
   end
   local has_chance = opens_at(free) <= now
-  for _, member in ipairs(front()) do
+  for _, member in ipairs((front(looks_far))) do
     local state = state_of(member)
     local is_next = free > 0 and state.due <= now and (has_chance or first_of(member))
     if not passed_over[member] and (is_next or looks and state.due == DECLINED) then

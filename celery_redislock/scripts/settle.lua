@@ -152,7 +152,7 @@ else
 end
 
 local has_room = redis.call('EXISTS', room) == 1
-local offered = has_room and publishes and offer() or nil
+local offered = has_room and publishes and offer(false, slot) or nil
 if slot and rest <= 0 and not offered and someone_waits() and may_go('') then
   let_waiter_in(slot, reserve_for)
 end

@@ -16,7 +16,8 @@ local target, ms, told = unpack(ARGV)
 
 local time = redis.call('TIME')
 local now = ms_of(time)
-local suspension = ms ~= '0' and begun(told, time, ms) or nil
+local ends = ms == '0'
+local suspension = not ends and begun(told, time, ms) or nil
 local reply = suspension
 
 local changed, texts, was_there = {}, {}, {}
@@ -40,8 +41,8 @@ if #texts > 0 then
   redis.call('MSET', unpack(texts))
 end
 
--- What waits for the end of the one that was there is looked at again. Few buckets have rooms: these
--- are found by halves.
+-- What waits for the end of the one that was there is looked at again; also if the list was lost,
+-- which woke nobody. Few buckets have rooms: these are found by halves.
 local name = string.match(target, '^lock (.*)$')
 local function look_again(first, last)
   local some = {unpack(rooms, first, last)}
@@ -51,7 +52,7 @@ local function look_again(first, last)
     local middle = math.floor((first + last) / 2)
     look_again(first, middle)
     look_again(middle + 1, last)
-  elseif was_there[first] then
+  elseif ends or was_there[first] then
     for _, id in ipairs(redis.call('ZRANGEBYSCORE', some[1], now, '+inf')) do
       if not name or string.match(id, '|(.*)$') == name then
         redis.call('ZADD', some[1], string.format('%.0f', now), id)
@@ -59,10 +60,11 @@ local function look_again(first, last)
     end
   end
 end
+local some_may_wait = ends
 for i = 1, count do
-  if was_there[i] then
-    look_again(1, count)
-    break
-  end
+  some_may_wait = some_may_wait or was_there[i]
+end
+if some_may_wait then
+  look_again(1, count)
 end
 return reply and as_text(reply) or ''

@@ -316,7 +316,8 @@ def first(facts: Facts, state: State) -> Step:
 def wait_for_resume(facts: Facts, state: State, busy: Busy) -> tuple[State, Step]:
     """Wait until a suspension ends: in the waiting room, or, where there is none, by deferring."""
     if not (facts.locks.is_quorum or state.message.fanout):
-        return _to_room(facts, state, Park(busy))
+        # Where a newer task takes the place of an older one, what has begun runs before it.
+        return _to_room(facts, state, Park(busy, newest=facts.began and bool(facts.policy.one_run)))
     countdown = backoff(state.message.deferrals, MOST_OUTAGE, facts)
     return state, _defer(facts, state, busy, countdown)
 
@@ -491,10 +492,14 @@ def _in_vain(facts: Facts, state: State, wish: Await | Park, busy: Busy) -> tupl
     """Somebody else has the lock: what follows of what the policy wants."""
     if isinstance(wish, Park):  # the lock was free for a moment
         return _to_room(facts, state, dataclasses.replace(wish, busy=busy, at_once=False))
-    if not busy.for_message or state.message.gave_up or not can_park(facts):
+    left = wish.timeout
+    if left is not None and wish.busy.sent_at:
+        left -= busy.sent_at - wish.busy.sent_at  # since it began to wait
+    is_over = state.message.gave_up or (left is not None and left <= 0)
+    if not busy.for_message or is_over or not can_park(facts):
         return state, _then(wish.then, busy)
     # The message that the lock is kept for needs a pool slot, perhaps this one.
-    return _to_room(facts, state, Park(busy, give_up=wish.timeout, then=wish.then))
+    return _to_room(facts, state, Park(busy, give_up=left, then=wish.then))
 
 
 def can_park(facts: Facts) -> bool:
@@ -575,9 +580,10 @@ def _to_room(facts: Facts, state: State, park: Park) -> tuple[State, Step]:
             return state, _then(park.then, park.busy)
         countdown = backoff(state.message.deferrals, facts.claim.ttl / 3, facts)
         return state, _defer(facts, state, park.busy, countdown)
+    member = slot_of(facts.task.name) if park.newest else facts.claim.entry_id
     # A task that began is older than the newest: it waits beside its task's pending slot.
-    own = slot_of(facts.task.name) if park.newest and not facts.began else facts.claim.entry_id
-    return state.waits().arrives(facts.began).parks(facts.claim.member or own), park
+    member = facts.claim.entry_id if facts.began else facts.claim.member or member
+    return state.waits().arrives(facts.began).parks(member), park
 
 
 # -- pauses -----------------------------------------------------------------------------------

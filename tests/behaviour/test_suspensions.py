@@ -140,6 +140,19 @@ def test_what_waits_in_order_runs_in_order_once_it_is_resumed(app, send, journal
     assert not journal.overlaps(label)
 
 
+def test_a_time_to_wait_goes_on_when_the_task_is_suspended_meanwhile(app, send, journal, label):
+    holder = send("waits_a_while", label, "stand")
+    journal.await_start(label, holder.id)
+    began = time.monotonic()
+    waits = send("waits_a_while", label)
+    never(waits.ready, "it ends early", 3.5)
+    suspend(app, "waits_a_while", seconds=HOUR)
+    journal.let_go(holder.id)
+    with pytest.raises(LockConflict):
+        waits.get(timeout=20)
+    assert 5 <= time.monotonic() - began < 8
+
+
 @pytest.mark.parametrize("name", ["queues_briefly", "waits_briefly"])
 def test_a_time_to_wait_is_kept_under_a_long_suspension(
     app, send, journal, label, name, deliveries
@@ -225,6 +238,21 @@ def test_a_retry_waits_in_two_deliveries_and_is_never_dropped(
     assert first.get(timeout=30) == label
     assert journal.count(label, "start") == 2
     assert deliveries(first) == 3
+
+
+@pytest.mark.parametrize("name", ["coalesces", "debounces", "replaces"])
+def test_a_retry_runs_before_newer_calls(app, send, journal, label, name):
+    first = send(name, label, "stand and retry")
+    journal.await_start(label, first.id)
+    suspend(app, name, seconds=HOUR)
+    second = send(name, label)
+    eventually(lambda: waiting(app, name, label) == 1, "the newer one waits")
+    journal.let_go(first.id)
+    eventually(lambda: waiting(app, name, label) == 2, "both wait")
+    resume(app, name)
+    assert [each.get(timeout=30) for each in (first, second)] == [label, label]
+    ran = [(each.task_id, each.retries) for each in journal.read(label, "start")]
+    assert ran == [(first.id, 0), (first.id, 1), (second.id, 0)]
 
 
 def test_a_retry_whose_lock_is_kept_goes_on(app, send, journal, label):

@@ -28,6 +28,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "defers": {"on_conflict": Defer(delay=0.5)},
     "waits": {"on_conflict": Wait()},
     "waits_briefly": {"on_conflict": Wait(timeout=2, then=Raise())},
+    "waits_a_while": {"on_conflict": Wait(timeout=5, then=Raise())},
     "queues": {"on_conflict": Queue()},
     "queues_briefly": {"on_conflict": Queue(max_wait=2, then=Raise())},
     "queues_one": {"on_conflict": Queue(limit=1, then=Raise())},

@@ -14,7 +14,7 @@ from celery_redislock.protocol.claims import Acquired, Busy, Extension, Parked, 
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.protocol.suspensions import Suspension, in_force
 from tests.contract.claims import busy, taken
-from tests.contract.scripts.a_room import SLOT, TASK, Room
+from tests.contract.scripts.a_room import KEPT, SLOT, TASK, Room
 from tests.support.waiting import eventually
 
 HOUR = 3600.0
@@ -128,6 +128,18 @@ def test_what_is_resumed_is_due_now(room: Room) -> None:
     assert not room.client.exists(room.keys.suspended)
 
 
+@pytest.mark.parametrize("is_task", [True, False])
+def test_what_waited_is_due_when_it_is_resumed_after_the_list_was_lost(room, is_task) -> None:
+    target = (TASK, None) if is_task else (None, room.label)
+    suspend(room, *target)
+    room.park("first")
+    room.client.delete(room.keys.suspended)
+    assert room.due_in > 60
+    assert resume(room, *target) is None
+    assert room.due_in < 1
+    room.published(room.look(), "first")
+
+
 def test_a_lock_that_is_resumed_makes_no_other_room_due(room: Room) -> None:
     suspend(room, None, room.label)
     room.park("first")
@@ -188,9 +200,12 @@ def test_another_task_of_the_lock_is_not_touched(room: Room) -> None:
     assert isinstance(room.store.run(calls.acquire(other(room))), Acquired)
 
 
-def test_another_task_that_waits_behind_suspended_ones_goes_first(room: Room) -> None:
+@pytest.mark.parametrize("how_many", [40, 400])
+def test_another_task_that_waits_behind_suspended_ones_goes_first(
+    room: Room, how_many: int
+) -> None:
     holder = room.take("holder")
-    room.park(*(f"n{i}" for i in range(40)))
+    room.park(*(f"n{i}" for i in range(how_many)))
     suspend(room)
     entry = json.dumps({"task": OTHER, "task_id": "b"})
     room.client.rpush(room.keys.room, "b:0.0")
@@ -198,6 +213,14 @@ def test_another_task_that_waits_behind_suspended_ones_goes_first(room: Room) ->
     offered = room.settle(holder).offered
     assert offered is not None
     assert offered.entry == entry
+
+    # It is under way: others wait, and it is published again if its message does not come.
+    assert isinstance(room.store.run(calls.acquire(other(room))), Busy)
+    assert room.look().due_in == pytest.approx(KEPT, abs=0.1)
+    room.pass_time(KEPT + 0.1)
+    again = room.look().offered
+    assert again is not None
+    assert again.entry == entry
 
 
 def test_a_suspended_lock_is_so_for_all_tasks_and_outside_of_them(room: Room) -> None:

@@ -427,6 +427,19 @@ TABLE: dict[str, tuple[Case, list[Answer], list[Question], Outcomes]] = {
         policy(Wait(timeout=9)), [OFF, OFF, PARKED],
         [Await(OFF, 9.0, SKIP), Park(OFF, give_up=9.0, then=SKIP)], OFF_DUTY,
     ),
+    "suspended while it waits": (
+        policy(Wait(timeout=9)), [BUSY._replace(sent_at=5.0), OFF._replace(sent_at=11.0), PARKED],
+        [
+            Await(BUSY._replace(sent_at=5.0), 9.0, SKIP),
+            Park(OFF._replace(sent_at=11.0), give_up=3.0, then=SKIP),
+        ], OFF_DUTY,
+    ),
+    "suspended as its time to wait ends": (
+        policy(Wait(timeout=9, then=Raise())),
+        [BUSY._replace(sent_at=5.0), OFF._replace(sent_at=14.0)],
+        [Await(BUSY._replace(sent_at=5.0), 9.0, Raise())],
+        TurnedAway(Outcome.RAISED, suspension=SUSPENSION),
+    ),
     "suspended, and its time in the room is over": (
         policy(Queue(max_wait=5, then=Raise()), header={
             "parked": True, "gave_up": True, "since": 1.0, "redelivered": True, "began": False,
@@ -447,6 +460,10 @@ TABLE: dict[str, tuple[Case, list[Answer], list[Question], Outcomes]] = {
     "suspended, a retry, whatever its policy": (
         policy(Queue(limit=1, max_wait=5, then=Raise()), raw={"retries": 1}), [OFF, PARKED],
         [Park(OFF)], OFF_DUTY,
+    ),
+    "suspended, a retry beside newer calls": (
+        policy(Coalesce(), raw={"retries": 1}), [OFF, PARKED], [Park(OFF, newest=True)],
+        Waits(Outcome.COALESCED, None, SUSPENSION),
     ),
     "suspended, a retry whose message is too large": (
         RETRY, [OFF, TOO_LARGE, OFF], [Park(OFF), Try(note="+1")],
