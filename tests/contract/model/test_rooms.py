@@ -169,7 +169,8 @@ BROKEN: dict[str, tuple[Sequence[str], str, str, int]] = {
         ["drop"], "    note_over(notes[id], lasting(ENDED_NOTE), done_ttl)\n", "", 6),
     "the dropped one gets no result": (
         ["drop"], "redis.call('HSET', ended, id, ended", "string.format('%s', ended", 6),
-    "nobody is to store the dropped ones' results": (["drop"], "if reply[1] then", "if false then", 6),
+    "nobody is to store the dropped ones' results": (
+        ["drop"], "if reply[1] then", "if false then", 6),
     "results are forgotten": (["look"], "some_of(ended, AT_ONCE)", "{}", 3),
 }  # fmt: skip
 
