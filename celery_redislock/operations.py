@@ -12,13 +12,14 @@ The app must know its tasks: call this where the tasks are imported.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
 from .app.settings import AppLocks, app_locks
 from .errors import ConfigError, LockUnavailable
 from .inspection.locks import Found, chosen, snapshot
+from .inspection.locks import lock as lock_rows
 from .inspection.states import AWAITED, KEPT, RUNNING
 from .inspection.suspensions import suspensions as suspensions_of
 from .protocol import calls, rooms
@@ -225,7 +226,8 @@ def suspend(
             f"suspend: seconds={seconds!r}; accepted: a number of seconds up to"
             f" {MAX_SECONDS:g}, or a timedelta"
         ) from None
-    what = _meant(app, "suspend", task, args, kwargs, lock, unknown=unknown)
+    find = _to_come if unknown else _known
+    what = _meant(app, "suspend", task, args, kwargs, lock, find, unknown)
     user = user_here() if by is None else by
     stored = _in_buckets(own, dataclasses.replace(what, by=user, why=why), length)
     assert stored is not None
@@ -258,7 +260,7 @@ def resume(
         ConfigError: the settings are wrong, or name no server.
     """
     own = _locks(app)
-    what = _meant(app, "resume", task, args, kwargs, lock, unknown=True)
+    what = _meant(app, "resume", task, args, kwargs, lock, _named, unknown=True)
     ended = _in_buckets(own, what, 0.0)
     if ended is None and lock is not None:
         named = {each.lock for each in suspensions_of(app) if each.lock and each.label == lock}
@@ -285,46 +287,64 @@ def _meant(
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
     lock: str | None,
+    find: Callable[[Any, str, str], Suspension],
     unknown: bool,
 ) -> Suspension:
-    """The task or the lock that is meant, without times.
+    """The task or the lock that is meant, without times. `find` finds a lock by key, name or label.
 
     Raises:
         ValueError: see `suspend`.
     """
-    prefix = app_locks(app).prefix
     if (task is None) is (lock is None):
         raise ValueError(f"{what}: what? Give either task or lock")
+    if lock is not None:
+        return find(app, what, lock)
+    assert task is not None
     try:
-        if task is not None and (args or kwargs):
-            found = locked_task(app, task)
-            keys = keys_of_call(app, task, args, kwargs or {})
-            label = Calls(found).label_of_call(args, kwargs or {})
-            called = [task, *map(str, args), *(f"{k}={v}" for k, v in (kwargs or {}).items())]
-            return Suspension(lock=keys.name, label=label or " ".join(called))
-        if task is not None:
-            if not unknown:
-                locked_task(app, task)
-            return Suspension(task=task)
+        if args or kwargs:
+            found, given = locked_task(app, task), kwargs or {}
+            keys = keys_of_call(app, task, args, given)
+            called = [task, *map(str, args), *(f"{k}={v}" for k, v in given.items())]
+            label = Calls(found).label_of_call(args, given) or " ".join(called)
+            return Suspension(lock=keys.name, label=label)
+        if not unknown:
+            locked_task(app, task)
     except TargetError as exc:
         raise ValueError(f"{what}: {exc}") from exc
-    assert lock is not None
-    name = name_of(prefix, lock)
-    if unknown:
-        return Suspension(lock=lock_keys(prefix, name or lock).name)
-    rows = snapshot(app)
+    return Suspension(task=task)
+
+
+def _named(app: Any, what: str, text: str) -> Suspension:
+    """The lock with this key or name."""
+    prefix = app_locks(app).prefix
+    return Suspension(lock=lock_keys(prefix, name_of(prefix, text) or text).name)
+
+
+def _known(app: Any, what: str, text: str) -> Suspension:
+    """The lock that is listed with this key, name or label.
+
+    Raises:
+        ValueError: there is none, or several have this label.
+    """
+    name, rows = _named(app, what, text).lock, snapshot(app)
     labels = {each.name: each.holder.label if each.holder else None for each in rows}
-    known = {each: label for each, label in labels.items() if each == (name or lock)}
-    if not known:
-        known = {each: label for each, label in labels.items() if label == lock}
-    if (only := _only(what, known, lock)) is None:
-        shown = {text for pair in labels.items() for text in pair if text} | {*app.tasks}
-        near = nearly(lock, shown)
+    called = [name] if name in labels else [each for each, label in labels.items() if label == text]
+    if (only := _only(what, called, text)) is None:
+        shown = {each for pair in labels.items() for each in pair if each} | {*app.tasks}
         raise ValueError(
             f"{what}: no task, and no lock that anybody holds or waits for, is called"
-            f" {one_line(lock)}{near} (--unknown, or unknown=True, accepts what is to come)"
+            f" {one_line(text)}{nearly(text, shown)} (--unknown, or unknown=True, accepts what is"
+            " to come)"
         )
-    return Suspension(lock=only, label=known[only])
+    return Suspension(lock=only, label=labels[only])
+
+
+def _to_come(app: Any, what: str, text: str) -> Suspension:
+    """The lock with this key or name; with its label, if it is there already."""
+    named = _named(app, what, text)
+    rows = lock_rows(app, named.lock or "")
+    labels = (each.holder.label for each in rows if each.holder is not None)
+    return dataclasses.replace(named, label=next(labels, None))
 
 
 def _only(what: str, names: Collection[str], text: str) -> str | None:
