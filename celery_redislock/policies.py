@@ -310,9 +310,9 @@ class Replace(_Replacing):
     """The newer run wins: the older run is told to end, and terminated if it does not.
 
     Within a second the older run's `self.lock.lost` is True; with `on_lock_lost="abort"` it ends
-    with `LockLost`. A prefork worker then terminates its pool process; in other pools the newer run
-    waits for its end. The older run's result is `TaskReplaced`, which names the newer run, unless
-    the body returned or raised something else.
+    with `LockLost`. A prefork worker then terminates its pool process; in the solo, threads, gevent
+    and eventlet pools the newer run waits for its end. The older run's result is `TaskReplaced`,
+    which names the newer run, unless the body returned or raised something else.
 
     Args:
         grace: seconds between telling the older run and terminating it.

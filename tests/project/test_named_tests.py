@@ -14,7 +14,7 @@ import pytest
 from tests.support.workers import ROOT
 
 TESTS = ROOT / "tests"
-PAGES = ("inside/promises", "inside/deliveries", "inside/mechanisms", "security")
+PAGES = ("inside/promises", "inside/deliveries", "inside/mechanisms")
 
 
 @functools.cache

@@ -20,7 +20,7 @@ export const depthOf = (row, model) => {
 export function troubles(row, model, now) {
   const found = [], silent = silence(row, now);
   if (row.state === "without its lock") found.push([6, plain(row.lost_because || "it lost the lock")]);
-  if (row.untaken) found.push([5, `no worker takes ${count(row.untaken, "task")}`]);
+  if (row.untaken) found.push([5, `no worker has taken ${count(row.untaken, "task")}`]);
   const unread = model.unreadOf(row);
   if (unread) found.push([5, `no worker reads ${plain(unread.queue)}`]);
   if (silent) found.push([SILENT, `no heartbeat for ${units(silent)}`]);
