@@ -242,7 +242,8 @@ def resume(
     *,
     lock: str | None = None,
 ) -> Suspension | None:
-    """End a suspension before its time. What waits because of it goes on within seconds.
+    """End a suspension before its time. What waits because of it goes on within seconds, and what
+    is deferred when it comes back.
 
     Args:
         app: the Celery app.

@@ -319,7 +319,7 @@ def wait_for_resume(facts: Facts, state: State, busy: Busy) -> tuple[State, Step
         # Where a newer task takes the place of an older one, what has begun runs before it.
         return _to_room(facts, state, Park(busy, newest=facts.began and bool(facts.policy.one_run)))
     countdown = backoff(state.message.deferrals, MOST_OUTAGE, facts)
-    return state, _defer(facts, state, busy, countdown)
+    return state, _defer(facts, state, busy, min(countdown, max(busy.remaining, SHORTEST)))
 
 
 def step(facts: Facts, state: State, asked: Question, answer: Any) -> tuple[State, Step]:

@@ -11,6 +11,7 @@ leave their frames out. Else all errors would begin with these, by which they ar
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, NoReturn
@@ -226,7 +227,8 @@ class Life:
         if suspension is None:
             return self._go_without(args, kwargs)
         self._learn_facts(locks, args, kwargs, request)
-        busy = Busy(None, 0.0, SUSPENDED, for_message=True, suspension=suspension)
+        left = max(suspension.ends_at - time.time(), 0.0)
+        busy = Busy(None, left, SUSPENDED, for_message=True, suspension=suspension)
         self.state, step = decide.wait_for_resume(self.facts, self.state, busy)
         return self._follow(step)
 

@@ -473,6 +473,12 @@ TABLE: dict[str, tuple[Case, list[Answer], list[Question], Outcomes]] = {
         FANOUT._replace(raw={"retries": 1}, mark={"fanout": True, "queue": "q"}), [OFF], [],
         PutOff(1.0, Outcome.DEFERRED, suspension=SUSPENSION),
     ),
+    "suspended, a retry from a fanout exchange, close to the end": (
+        FANOUT._replace(
+            raw={"retries": 1}, mark={"fanout": True, "queue": "q"}, header={"deferrals": 9},
+        ),
+        [OFF], [], PutOff(9.0, Outcome.DEFERRED, suspension=SUSPENSION),
+    ),
     "suspended, and nobody would run it": (
         EAGER, [OFF], [], TurnedAway(Outcome.SKIPPED, suspension=SUSPENSION),
     ),
