@@ -358,6 +358,8 @@ def no_storm_of_messages(course: Course) -> None:
             most += 20
         if _happened(course, "double", "lose broker", "kill worker"):  # copies are deferred
             most += 4 * round(sum(_took(run) for run in course.runs) / course.plan.ttl * 4)
+        if _happened(course, "double"):
+            most *= 8  # each copy is deferred in turn
         if met > most:
             course.failed("no storm", f"{call.name} was delivered {met} times")
 
