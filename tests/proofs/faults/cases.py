@@ -72,6 +72,7 @@ _DEGREES = (
     *("(?<=cluster)_(move_.*|reshard|add_node)", "(?<=cluster_)(failover|kill_.*|cut_off_.*)"),
     "(?<=cluster_restart)_node",
     *("(?<=kill)_all_workers|(?<=kill)_everything", "(?<=stop)_main|(?<=stop)_worker"),
+    "(?<=suspend)_(task|lock)$",
     *("_empty(?!_locks)|_with_data", "(?<=clock)_(forward|back)", "(?<=block)_(to|from)"),
     *("(?<=lose)_.*(?=_replies)", "^(soft|cold)(?=_shutdown)"),
 )

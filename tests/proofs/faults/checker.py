@@ -345,6 +345,11 @@ class Facts:
             begin <= at <= end + self.ttl + SOON for begin, end, _ in self.faults
         )
 
+    def was_suspended(self, begin: float, end: float) -> bool:
+        """Whether an operator kept runs from beginning in this time."""
+        spans = self.kinds["suspended"]
+        return any(each.since - NOISE < end and begin < each.until + SOON for each in spans)
+
     def unreachable(self, begin: float, end: float) -> float | None:
         """When the lock server was reachable again, if it was not for some of that time."""
         spans = [(a, b) for a, b, away in self.faults if away and a < end and b > begin]
@@ -836,7 +841,10 @@ def released_locks_are_free(facts: Facts, verdict: Verdict) -> Iterator[Violatio
         if event.owned and not event.kept_for_retry
     }
     stands_until = {
-        (b.start.key, b.start.fence): b.start.at + b.start.get("min_hold", 0.0)
+        (b.start.key, b.start.fence): max(
+            b.start.at + b.start.get("min_hold", 0.0),
+            b.end.at + b.start.get("pause", 0.0) if b.end is not None else 0.0,
+        )
         for b in facts.bodies
     }
     for event in facts.kinds["conflict"]:
@@ -1018,6 +1026,8 @@ def the_room_keeps_its_order(facts: Facts, verdict: Verdict) -> Iterator[Violati
                 came.append(("order", stay.left, stay.first.asked_at))
         for rule, event, since in came:
             for stay in passed_by(in_room, event, since, limit):
+                if facts.was_suspended(stay.parked.asked, event.at):
+                    continue  # another task of the lock goes first then
                 if facts.knows_offers(stay.parked.asked, event.at):
                     yield Violation(
                         rule,
@@ -1041,7 +1051,8 @@ def rooms_go_on(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
             gap, since = max((b - a, a) for a, b in itertools.pairwise(times))
             if facts.elapsed(since, since + gap) <= STUCK or facts.forgot(begin, end):
                 continue
-            if facts.unreachable(since, since + gap) is None:
+            was_suspended = facts.was_suspended(since, since + gap)
+            if facts.unreachable(since, since + gap) is None and not was_suspended:
                 yield Violation(
                     "stuck",
                     f"{stay.entry} waited for {key}, and nobody ran for {gap:.1f} s",
@@ -1137,16 +1148,21 @@ def who_has_failed_does_not_wait(facts: Facts, verdict: Verdict) -> Iterator[Vio
 
 
 def pauses_are_kept(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
-    """After a success nobody takes a lock before its `lock_min_hold` is over."""
+    """After a success nobody takes a lock before its `lock_min_hold` is over, or the pause that the
+    body asked for.
+    """
     asked_at = {(e.key, e.fence): e.asked for e in facts.kinds["took"]}
     for key, bodies in facts.by_key.items():
         for body in bodies:
             start = body.start
-            pause = start.get("min_hold", 0.0)
+            min_hold, pause = start.get("min_hold", 0.0), start.get("pause", 0.0)
             release = facts.releases.get((key, start.fence))
-            if not pause or body.outcome != "returned" or release is None or not release.owned:
+            is_over = body.outcome == "returned" and release is not None and release.owned
+            if not (min_hold or pause) or not is_over:
                 continue
-            until = asked_at.get((key, start.fence), start.asked) + pause
+            until = asked_at.get((key, start.fence), start.asked) + min_hold
+            if pause and body.end is not None:
+                until = max(until, body.end.at + pause)
             for other in bodies:
                 # By the lock server's clock, which may be put forward.
                 ends = until - TICK - facts.clock_stepped(start.at, other.start.at)[0]
@@ -1157,6 +1173,17 @@ def pauses_are_kept(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
                         f"{key} was taken {until - other.start.at:.3f} s before its pause was over",
                         (start, other.start),
                     )
+
+
+def what_is_suspended_does_not_begin(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    """While a task or a lock is suspended, no run begins of what had not begun before."""
+    for suspended in facts.kinds["suspended"]:
+        for body in facts.bodies:
+            start = body.start
+            is_meant = start.task == suspended.get("task") or start.key == suspended.get("lock")
+            began = suspended.since <= start.asked and start.at < suspended.until
+            if is_meant and began and not start.attempt and not facts.data_may_be_lost(start.at):
+                yield Violation("suspended", f"{start.id} began, and was suspended", (start,))
 
 
 def nobody_asks_without_a_pause(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
@@ -1217,4 +1244,5 @@ RULES = (
     bursts_end_in_one_run,
     who_has_failed_does_not_wait,
     pauses_are_kept,
+    what_is_suspended_does_not_begin,
 )

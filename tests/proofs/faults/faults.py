@@ -16,6 +16,7 @@ from typing import Any
 
 from celery.exceptions import NotRegistered
 
+from celery_redislock import operations
 from tests.proofs.history import Event
 from tests.support.servers import Proxy, RedisServer, SentinelSet, Way
 from tests.support.waiting import eventually
@@ -188,6 +189,27 @@ def lossy_failover(stage: Stage) -> None:
         )
         stage.locks.kill_master()
         stage.locks.mend()
+
+
+# -- an operator ------------------------------------------------------------------------------
+
+
+def suspend(stage: Stage, span: Span, one_lock: bool) -> None:
+    """An operator suspends a task or a lock that is in use, and later resumes it or sets an end."""
+    start = stage.await_inside()
+    what = {"lock": start.key} if one_lock else {"task": start.task}
+    stage.pause(0, 0.3)
+    with stage.during("suspend", **what):
+        operations.suspend(stage.app, **what, seconds=60, why="a fault", unknown=True)
+        since = time.monotonic()
+        stage.last(span)
+        until = time.monotonic()
+        if stage.rng.random() < 0.5:
+            operations.resume(stage.app, **what)
+        else:
+            operations.suspend(stage.app, **what, seconds=0.3, why="a fault", unknown=True)
+            eventually(lambda: not operations.list_suspensions(stage.app), "it has ended")
+        stage.history.write("suspended", since=since, until=until, **what)
 
 
 # -- the network to the lock server -----------------------------------------------------------
@@ -587,6 +609,9 @@ _add("clock_forward_much", step_clock, 1.5, allows=LOSES_DATA, times=2)
 _add("clock_back", step_clock, -1.0, times=2)
 _add("failover", failover, locks=SentinelSet, allows=LOSES_DATA)
 _add("lossy_failover", lossy_failover, locks=SentinelSet, allows=LOSES_DATA)
+
+_add("suspend_task", suspend, LONG, False, times=2)
+_add("suspend_lock", suspend, LONG, True, times=2)
 
 _add("cut_locks_short", cut_locks, SHORT, times=2)
 _add("cut_locks_long", cut_locks, LONG)

@@ -40,6 +40,8 @@ _hold: dict[str, Any] = {"lock_across_retries": "hold"}
 
 #: Calls of this task come steadily, more often than its quiet time, as long as the load runs.
 STEADY, STEADILY = "debounce_steadily", 0.3
+#: The body of this task asks for a pause of so many seconds.
+PAUSES, PAUSE = "pause_asked", 0.5
 FIRST_FLEET: dict[str, Kind] = {
     "skip": _kind(4),
     "skip_result": _kind(2, Skip(result="skipped")),
@@ -63,6 +65,8 @@ FIRST_FLEET: dict[str, Kind] = {
     "retry_coalesced": _kind(1, Coalesce()),
     "pause": _kind(1, Queue(), lock_min_hold=0.8),
     "pause_coalesced": _kind(1, Coalesce(), lock_min_hold=0.6),
+    # Its body asks for a pause.
+    PAUSES: _kind(1, Queue()),
     # On keys of their own: who shares a lock agrees on how many may hold it.
     "two": _kind(2, lock_limit=2),
     "two_queued": _kind(3, Queue(), lock_limit=2),

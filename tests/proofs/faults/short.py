@@ -18,7 +18,7 @@ FILES = {
     "processes": ("kill_", "stop_child", "stop_main", "stop_worker", "new_release", "two_fleets"),
     "server": (
         *("stop_locks", "pause_locks", "restart_", "empty_locks", "evict_", "clock_"),
-        *("failover", "flush_"),
+        *("failover", "flush_", "suspend_"),
     ),
     "network": ("cut_locks", "break_locks", "delay_locks", "block_", "lose_"),
     "ends": ("_limit", "revoke", "shutdown", "cut_broker", "_messages", "several"),

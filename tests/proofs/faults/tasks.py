@@ -18,7 +18,7 @@ from celery.worker.request import Request
 from kombu.transport.redis import Transport as RedisTransport
 
 from celery_redislock import Debounce, lock_conflict, lock_lost, lock_released
-from tests.proofs.faults.kinds import FIRST_FLEET, OTHER_FLEET, RELEASES, define
+from tests.proofs.faults.kinds import FIRST_FLEET, OTHER_FLEET, PAUSE, PAUSES, RELEASES, define
 from tests.proofs.faults.witness import Witness
 from tests.proofs.history import History
 
@@ -86,6 +86,9 @@ class NoLock:
     fence = 0
     lost = False
 
+    def describe(self, text: str) -> None:
+        """Nobody asks."""
+
 
 class _Run:
     """What one body writes down."""
@@ -93,7 +96,11 @@ class _Run:
     def __init__(self, task: Any, key: str) -> None:
         self.name = uuid.uuid4().hex
         # The next release of a task may have no lock.
-        self._lock = getattr(task, "lock", NoLock)
+        self._lock = getattr(task, "lock", NoLock())
+        self._step = 0
+        pause = PAUSE if task.name == PAUSES else 0.0
+        if pause:
+            self._lock.pause(pause)
         self._told = False
         request = task.request
         options = OPTIONS.get(task.name, {})
@@ -113,6 +120,7 @@ class _Run:
             ttl=self._lock.ttl,
             limit=options.get("lock_limit", 1),
             min_hold=options.get("lock_min_hold", 0.0),
+            pause=pause,
             quiet=[policy.quiet, policy.max_wait] if isinstance(policy, Debounce) else None,
             pid=os.getpid(),
             main=MAIN,
@@ -123,6 +131,8 @@ class _Run:
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             time.sleep(min(left, STEP))
+            self._step += 1
+            self._lock.describe(f"step {self._step}")
             self._ask("alive")
 
     def end(self, outcome: str) -> None:
