@@ -141,7 +141,7 @@ def values(claim: Claim) -> list[str | None]:
     ]
 
 
-#: What a lock has that is on hold.
+#: What an older release wrote for a lock that an operator kept from runs: not a value of ours now.
 HOLD = '{"token":"","hold":"task x","node":"a@h","pid":5,"acquired_at":1700000000.000042,"v":2}'
 
 
