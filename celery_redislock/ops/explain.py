@@ -89,16 +89,26 @@ def _now(
     waiting = max((each.waiting for each in slots), default=0)
     what = options.on_conflict.describe(waiting)
     runs = [each for each in taken if each.state in RUNNING]
-    if suspension is not None and len(runs) < limit:
-        return f"the task or its lock is suspended: {what}"
-    if options.lock_scope != "running" and taken:
+    waits = suspension is not None and any(
+        each.waiting and each.holder is not None and each.holder.task == task.name for each in slots
+    )
+    if options.lock_scope != "running" and (taken or waits):
         sent = {
             "existing": "apply_async would send nothing, and return the existing task's result",
             "raise": "apply_async would raise LockConflict",
             "publish": "it would be sent, and its policy would decide in the worker",
         }[options.on_queued_conflict]
         if options.on_queued_conflict != "publish":
-            return f"{_who(taken)}: {sent}"
+            return f"{_who(taken) if taken else 'a call of it waits'}: {sent}"
+    if suspension is not None:
+        if options.lock_scope == "queued":
+            what = "it would be sent, and wait in Redis until that ends"
+        elif options.on_conflict.replaces:
+            what = "it would wait in Redis until that ends, and end no run"
+        elif not locks.is_quorum:
+            what = what.replace("in its pool slot", "in Redis")
+        if len(runs) < limit:
+            return f"the task or its lock is suspended: {what}"
     if options.lock_scope == "queued":
         return "the lock is free: it would be sent, and keep the lock until it starts"
     reserved = [each for each in taken if each.kept_for == "a waiter"]

@@ -100,6 +100,30 @@ def test_a_call_is_skipped_while_its_task_is_suspended_and_runs_afterwards(
     assert "it is not suspended" in run(app, "resume", "skips").output
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("raises", "it would fail with LockConflict"),
+        ("waits_briefly", "it would wait in Redis; after 2 s, it would fail"),
+        ("queues", "it would wait in Redis, with 0 before it"),
+        ("replaces", "it would wait in Redis until that ends, and end no run"),
+        ("unique_until_it_starts", "it would be sent, and wait in Redis until that ends"),
+    ],
+)
+def test_explain_says_what_becomes_of_a_call(app, label, name, says):
+    suspend(app, name, seconds=HOUR)
+    explained = " ".join(run(app, "explain", name, label).stdout.split())
+    assert f"now the task or its lock is suspended: {says}" in explained
+
+
+def test_explain_says_that_a_unique_call_is_there(app, journal, label, send):
+    suspend(app, "unique", seconds=HOUR)
+    send("unique", label)
+    eventually(lambda: waiting(app, "unique", label) == 1, "it waits")
+    explained = " ".join(run(app, "explain", "unique", label).stdout.split())
+    assert "now a call of it waits: apply_async would send nothing" in explained
+
+
 def test_each_ends_as_its_policy_says(app, send, label):
     for name in ("skips_with_a_result", "raises"):
         suspend(app, name, seconds=HOUR, why=WHY)
