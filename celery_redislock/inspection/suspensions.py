@@ -27,7 +27,8 @@ def suspensions(app: Any, server: Server | None = None) -> list[Suspension]:
 
 def suspensions_on(server: Server, prefix: str) -> list[Suspension]:
     """The same, for who knows no app."""
-    server.shards()  # which says so if it lacks hash slots
+    if not server.shards():  # which says so if hash slots have no node
+        return []
     lists = server.joint(in_all_buckets(prefix, "suspended"))
     now, replies = read(server, [("MGET", *keys) for keys in lists])
     return in_force((text for reply in replies for text in reply or ()), now)

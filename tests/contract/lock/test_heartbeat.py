@@ -13,10 +13,10 @@ from celery_redislock.lock.heartbeat import Heartbeat, heartbeat
 from celery_redislock.lock.lease import Heir, Lease
 from celery_redislock.protocol import holders
 from celery_redislock.protocol.claims import EXTENDED, NOT_OURS, RETAKEN, Acquired, Extended
-from celery_redislock.protocol.clock import clock
 from celery_redislock.servers.node import Node
 from celery_redislock.servers.urls import source_from_url
 from tests.contract.servers.test_store import make_claim
+from tests.support.clocks import clock
 from tests.support.interrupts import each_place, in_a_child
 from tests.support.waiting import eventually, never
 

@@ -47,7 +47,7 @@ BROKEN: dict[str, tuple[Sequence[str], str, str, int]] = {
     "who runs still waits": (["acquire"], "    leave(member, entry_id)\n", "", 1),
     # who is published
     "a release publishes nobody": (
-        ["settle"], "has_room and publishes and offer() or nil", "nil", 0),
+        ["settle"], "has_room and publishes and offer(false, slot) or nil", "nil", 0),
     "who may not go publishes nobody": (["acquire"], "publishes and offer() or nil", "nil", 2),
     "one is published without a pause": (
         ROOM, "now + math.min(math.max(age, KEPT_FOR), LONGEST_PAUSE)", "now", 0),
@@ -73,7 +73,7 @@ BROKEN: dict[str, tuple[Sequence[str], str, str, int]] = {
         "    if first <= now - FOR_OTHERS then", "    if false then", 0),
     "others have no time for one passed over": (
         ROOM, "    if first <= now - FOR_OTHERS then", "    if true then", 0),
-    "one passed over waits until the lock is free": (["look"], "offer(true)", "offer()", 7),
+    "one passed over waits until the lock is free": (["look"], "offer(true, true)", "offer(false, true)", 7),
     "one passed over is published by nobody": (
         ROOM, "    state.due = DECLINED\n    save_state(member, state)\n", "", 0),
     "who passes one over looks for it without end": (
@@ -146,7 +146,7 @@ BROKEN: dict[str, tuple[Sequence[str], str, str, int]] = {
     "a copy ends the quiet": (
         ["park"], "  if not waits_first then\n    -- This", "  if true then\n    -- This", 7),
     # give-ups
-    "a give-up is forgotten": (["look"], "give_up() or offer(true)", "offer(true)", 0),
+    "a give-up is forgotten": (["look"], "give_up() or offer(true, true)", "offer(true, true)", 0),
     "a give-up is sent once": (
         ["look"], "redis.call('ZADD', deadlines, string.format('%.0f', state.due), member)",
         "redis.call('ZREM', deadlines, member)", 0),

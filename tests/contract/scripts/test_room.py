@@ -20,7 +20,6 @@ from celery_redislock.protocol.claims import (
     Settled,
     to_ms,
 )
-from celery_redislock.protocol.clock import clock
 from celery_redislock.protocol.rooms import ENDED_AGAIN
 from tests.contract.scripts.a_room import (
     BESIDE_WAITERS,
@@ -30,6 +29,7 @@ from tests.contract.scripts.a_room import (
     TTL,
     Room,
 )
+from tests.support.clocks import clock
 
 #: For `pass_time`: a moment longer than what must be over.
 MORE = 0.001

@@ -32,7 +32,6 @@ from celery_redislock.protocol.claims import (
     Extension,
     Reserved,
 )
-from celery_redislock.protocol.clock import clock
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.protocol.notes import PUBLISHING
 from celery_redislock.protocol.rooms import UNTAKEN_AFTER
@@ -49,6 +48,7 @@ from tests.contract.claims import (
     taken,
 )
 from tests.contract.scripts.a_room import SLOT, Room
+from tests.support.clocks import clock
 from tests.support.waiting import eventually
 
 #: Every key that a script touches is in its KEYS.

@@ -24,9 +24,9 @@ from celery_redislock import (
 from celery_redislock.app.delivery import KEY
 from celery_redislock.app.housekeeper import housekeeper
 from celery_redislock.protocol import notes
-from celery_redislock.protocol.clock import clock
 from celery_redislock.protocol.tokens import new_token
 from celery_redislock.servers.scripts import sha_of, text_of
+from tests.support.clocks import clock
 from tests.support.waiting import eventually
 
 

@@ -11,13 +11,13 @@ import pytest
 from celery_redislock.app.delivery import hand_on_done_key
 from celery_redislock.protocol import calls, notes
 from celery_redislock.protocol.claims import Claim, to_ms
-from celery_redislock.protocol.clock import clock
 from celery_redislock.protocol.exchange import UNKNOWN_TTL
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.protocol.notes import DONE_TTL
 from celery_redislock.worker import finished
 from celery_redislock.worker import request as requests
 from celery_redislock.worker.finished import REMEMBERED, FinishedNote, FinishedNotes
+from tests.support.clocks import clock
 
 
 def claim_of(label: str, task_id: str) -> Claim:

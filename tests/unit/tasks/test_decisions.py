@@ -33,7 +33,6 @@ from celery_redislock.app.outcomes import Outcome
 from celery_redislock.policies import Policy
 from celery_redislock.protocol import notes
 from celery_redislock.protocol.claims import Acquired, Busy, Done, Free, Full, Older, Parked
-from celery_redislock.protocol.clock import clock
 from celery_redislock.protocol.entries import slot_of
 from celery_redislock.protocol.holders import Holder
 from celery_redislock.protocol.suspensions import Suspension
@@ -62,6 +61,7 @@ from celery_redislock.tasks.decide import (
 )
 from celery_redislock.tasks.facts import Facts
 from celery_redislock.tasks.state import State
+from tests.support.clocks import clock
 
 HOLDER = Holder(task="t", task_id="another")
 BUSY = Busy(HOLDER, 9.0, "other")
