@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 
 import pytest
@@ -52,35 +51,12 @@ def site(conf):
     app.close()
 
 
-class Watched:
-    """What a viewer has been told, by now."""
-
-    def __init__(self, site: Site) -> None:
-        self.items: dict[int, dict] = {}
-        self._told = messages(site)
-        self._take(next(self._told))
-        threading.Thread(target=self._watch, daemon=True).start()
-
-    def _watch(self) -> None:
-        for message in self._told:
-            self._take(message)
-
-    def _take(self, message: dict) -> None:
-        self.items.update({item["id"]: item for item in message.get("past", ())})
-
-    def of(self, kind: str, label: str) -> list[dict]:
-        items = list(self.items.values())
-        found = [each for each in items if each["kind"] == kind and label in each["lock"]]
-        return sorted(found, key=lambda item: item["began"])
-
-
-def test_each_run_is_drawn_once_and_no_wait_outlasts_its_room(worker, site, send, journal, label):
-    watched = Watched(site)
+def test_each_run_is_drawn_once_and_it_says_how_it_ended(worker, site, send, journal, label):
     name = f"named:{label}"
     results = [send("queued_named", label, 60.0)]
-    eventually(lambda: watched.of("run", name), "the first run is drawn")
+    eventually(lambda: journal.read(label, "start"), "the first runs")
     results += [send("queued_named", label, 0.3) for _ in range(3)]
-    eventually(lambda: len(watched.of("wait", name)) == 3, "those who wait are drawn")
+    eventually(lambda: len(site.lock(name=name)["room"]) == 3, "the others wait")
 
     os.kill(journal.read(label, "start")[0].pid, signal.SIGKILL)
     with pytest.raises(WorkerLostError):
@@ -92,15 +68,13 @@ def test_each_run_is_drawn_once_and_no_wait_outlasts_its_room(worker, site, send
     # A worker that loses a child says that the task failed, and the history that its process died.
     wanted = list(zip(ran, ["died", *["succeeded"] * 3], strict=True))
 
-    def is_drawn():
-        runs, waits = watched.of("run", name), watched.of("wait", name)
-        told = [(run["task_id"], run.get("how")) for run in runs]
-        return all("ended" in each for each in (*runs, *waits)) and told == wanted
+    def drawn():
+        """What a viewer who comes now is told of this lock's runs."""
+        told = next(messages(site))["runs"]
+        runs = sorted((run for run in told if run["name"] == name), key=lambda run: run["began"])
+        return [(run["task_id"], run.get("how")) for run in runs]
 
-    eventually(is_drawn, "all have ended on the page, and it says how", 30)
-    began = {run["task_id"]: run["began"] for run in watched.of("run", name)}
-    for wait in watched.of("wait", name):
-        assert wait["ended"] <= began[wait["task_id"]] + 5
+    eventually(lambda: drawn() == wanted, "all have ended on the page, and it says how", 30)
 
 
 def test_a_run_is_ended_by_who_says_so(worker, site, send, journal, label, caplog):

@@ -73,7 +73,8 @@ BROKEN: dict[str, tuple[Sequence[str], str, str, int]] = {
         "    if first <= now - FOR_OTHERS then", "    if false then", 0),
     "others have no time for one passed over": (
         ROOM, "    if first <= now - FOR_OTHERS then", "    if true then", 0),
-    "one passed over waits until the lock is free": (["look"], "offer(true, true)", "offer(false, true)", 7),
+    "one passed over waits until the lock is free": (
+        ["look"], "offer(true, true)", "offer(false, true)", 7),
     "one passed over is published by nobody": (
         ROOM, "    state.due = DECLINED\n    save_state(member, state)\n", "", 0),
     "who passes one over looks for it without end": (
