@@ -296,11 +296,11 @@ def _meant(
     Raises:
         ValueError: see `suspend`.
     """
-    if (task is None) is (lock is None):
+    if bool(task) is bool(lock):
         raise ValueError(f"{what}: what? Give either task or lock")
-    if lock is not None:
+    if lock:
         return find(app, what, lock)
-    assert task is not None
+    assert task
     try:
         if args or kwargs:
             found, given = locked_task(app, task), kwargs or {}
