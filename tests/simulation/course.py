@@ -203,9 +203,13 @@ class Course(baton.World):
 
     def _wait_until_quiet(self) -> None:
         last = max((event.at for event in self.plan.events), default=0.0)
-        while self.now < last + PATIENCE + LONGEST_SUSPENSION * bool(self.suspended) and not (self._sends.is_done and self.all_ended()):
+        while self.now < last + PATIENCE + LONGEST_SUSPENSION * bool(self.suspended) and not (
+            self._sends.is_done and self.all_ended()
+        ):
             self.sleep(1.0)
-        self.sleep(max([0.0, *(each.last - self.now for each in self.suspended if each.last < math.inf)]))
+        self.sleep(
+            max([0.0, *(each.last - self.now for each in self.suspended if each.last < math.inf)])
+        )
         self.quiet_from = self.now
         self.sleep(2 * self.plan.ttl + QUIET)
         if self.suspended:

@@ -145,9 +145,7 @@ def _calls(r: random.Random, shape: str, few: tuple[Spec, ...]) -> list[Event]:
     return events
 
 
-def _suspensions(
-    r: random.Random, shape: str, few: tuple[Spec, ...], last: float
-) -> list[Event]:
+def _suspensions(r: random.Random, shape: str, few: tuple[Spec, ...], last: float) -> list[Event]:
     """What an operator suspends, sets anew and resumes: a task, or a lock by its name."""
     events: list[Event] = []
     dense = shape == "dense"

@@ -62,7 +62,9 @@ FAULTS: dict[str, Callable[[], None]] = {
         "suspended", "local is_longer", "of_task = of_task or select(2, next(in_force))\n"
         "    local is_longer",
     ),
-    "resume wakes nobody": _script("suspend", "local some_may_wait = ends", "local some_may_wait = false\nwas_there = {}"),
+    "resume wakes nobody": _script(
+        "suspend", "local some_may_wait = ends", "local some_may_wait = false\nwas_there = {}"
+    ),
     "a retry is no different": _function(decide, "wait_for_resume", lambda real: _turned_away),
     "nobody publishes from a room": _function(room, "publish_again", lambda real: _nothing),
     "a lock_pause is none": _script(

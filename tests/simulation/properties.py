@@ -408,9 +408,10 @@ def a_suspension_turns_away(course: Course) -> None:
             continue
         at = course.taken[call.task_id][0]
         for each in course.suspended:
-            if each.keeps(call.spec.name, call.key) and each.began < at < each.until - LATE:
-                if not any(state in FINAL and when < at + LATE for when, state, _ in states):
-                    course.failed("turned away", f"{call.name} does not end under {each}")
+            is_kept = each.keeps(call.spec.name, call.key)
+            ends = any(state in FINAL and when < at + LATE for when, state, _ in states)
+            if is_kept and each.began < at < each.until - LATE and not ends:
+                course.failed("turned away", f"{call.name} does not end under {each}")
 
 
 def _turned_away_by(result: object) -> str:
