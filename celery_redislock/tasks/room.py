@@ -51,11 +51,11 @@ class Looked(NamedTuple):
     """What is to be known after a look at a room.
 
     Attributes:
-        goes_on: another task of it is due already.
+        due_in: seconds until the next look at it is due; None if none is.
         passed_over: others must publish a task of it.
     """
 
-    goes_on: bool
+    due_in: float | None
     passed_over: bool
 
 
@@ -65,10 +65,10 @@ def look_after(app: Any, keys: LockKeys, ttl: float) -> Looked:
     """
     reply = _look(app, keys, ttl, [])
     if reply.offered is None:
-        return Looked(False, False)
+        return Looked(reply.due_in, False)
     passed_over: list[str] = []
     last = _publish(app, keys, ttl, reply.offered, passed_over)
-    return Looked((last or reply).due_in == 0, bool(passed_over))
+    return Looked((last or reply).due_in, bool(passed_over))
 
 
 def _look(app: Any, keys: LockKeys, ttl: float, passed_over: list[str]) -> Look:

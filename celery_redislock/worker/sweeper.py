@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -53,6 +54,8 @@ class Sweeper:
         self._swept = -COMES_BACK
         #: The ids of locks in whose rooms this worker had to pass over a task.
         self._gives_way: deque[str] = deque(maxlen=GIVES_WAY_IN)
+        #: When this worker looks next at a room, by its lock's id.
+        self._looks_at: dict[str, float] = {}
 
     def _read(self, prefix: str) -> None:
         self._prefix, self._buckets = prefix, in_all_buckets(prefix, "rooms")
@@ -99,14 +102,23 @@ class Sweeper:
                 continue
             for seconds, lock_id in due:
                 after = max(asked + seconds - clock(), 0.0) if seconds < soon else 0.0
-                after += GIVES_WAY if lock_id in self._gives_way else 0.0
-                look = partial(self._look_after, lock_id, clock() + after + PUBLISHES_FOR)
-                housekeeper.add(look, most=0.0, after=after, talks=True)
+                self._look_in(after, lock_id)
         if failure is not None:
             raise failure
 
-    def _look_after(self, lock_id: str, until: float) -> None:
-        """Look after one room, and again while more of its tasks are due."""
+    def _look_in(self, after: float, lock_id: str) -> None:
+        """Look after one room then, unless that is to come before."""
+        after += GIVES_WAY if lock_id in self._gives_way else 0.0
+        now = clock()
+        if not now <= self._looks_at.get(lock_id, -math.inf) <= now + after:
+            at = self._looks_at[lock_id] = now + after
+            look = partial(self._look_after, lock_id, at, at + PUBLISHES_FOR)
+            housekeeper.add(look, most=0.0, after=after, talks=True)
+
+    def _look_after(self, lock_id: str, at: float, until: float) -> None:
+        """Look after one room, and again while more of its tasks are due, or soon will be."""
+        if self._looks_at.get(lock_id) == at:
+            self._looks_at.pop(lock_id, None)
         try:
             keys = keys_of_lock_id(app_locks(self._app).prefix, lock_id)
             looked = look_after(self._app, keys, UNKNOWN_TTL)
@@ -117,5 +129,9 @@ class Sweeper:
             return
         if looked.passed_over and lock_id not in self._gives_way:
             self._gives_way.append(lock_id)
-        if looked.goes_on and clock() < until:
-            housekeeper.add(partial(self._look_after, lock_id, until), most=0.0, talks=True)
+        if looked.due_in == 0:
+            if clock() < until:
+                again = partial(self._look_after, lock_id, at, until)
+                housekeeper.add(again, most=0.0, talks=True)
+        elif looked.due_in is not None and looked.due_in < SWEEP_EVERY:
+            self._look_in(looked.due_in, lock_id)  # the next sweep may come too late

@@ -7,9 +7,11 @@ log. `properties` judges what they saw.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import logging
+import math
 from functools import partial
 from typing import Any
 
@@ -33,6 +35,8 @@ from .wire import Network
 
 #: The most seconds that a course waits for its calls to end, after the last one.
 PATIENCE = 600.0
+#: The most seconds for which an operator suspends something.
+LONGEST_SUSPENSION = 400.0
 #: Seconds for which all is quiet before the end, beyond twice the ttl.
 QUIET = 20.0
 
@@ -56,6 +60,28 @@ class Call:
     sent: float
     after: tuple[str, ...] = ()
     became: str | None = None
+
+
+@dataclasses.dataclass
+class Suspended:
+    """What an operator has suspended: a task, or the lock of a key.
+
+    Attributes:
+        began: from when it is surely in force, as the operator sees it; `until`: until when.
+        first: from when it may be; `last`: until when.
+        resumed: it was resumed, not over.
+    """
+
+    what: str
+    name: str
+    first: float
+    began: float
+    until: float
+    last: float
+    resumed: bool = False
+
+    def keeps(self, task: str | None, key: str) -> bool:
+        return self.name == (task if self.what == "task" else key)
 
 
 @dataclasses.dataclass
@@ -106,6 +132,8 @@ class Course(baton.World):
         self.happened: list[tuple[float, float, str]] = []
         self.failures: list[tuple[str, str]] = []
         self.logged: list[tuple[float, logging.LogRecord]] = []
+        self.suspended: list[Suspended] = []
+        self.still_suspended: list[Any] = []
         self.operated: list[tuple[float, str, str]] = []
         self.overlaps: list[tuple[list[Run], Run]] = []
         self.names: dict[str, str] = {}
@@ -175,10 +203,18 @@ class Course(baton.World):
 
     def _wait_until_quiet(self) -> None:
         last = max((event.at for event in self.plan.events), default=0.0)
-        while self.now < last + PATIENCE and not (self._sends.is_done and self.all_ended()):
+        while self.now < last + PATIENCE + LONGEST_SUSPENSION * bool(self.suspended) and not (
+            self._sends.is_done and self.all_ended()
+        ):
             self.sleep(1.0)
+        self.sleep(
+            max([0.0, *(each.last - self.now for each in self.suspended if each.last < math.inf)])
+        )
         self.quiet_from = self.now
         self.sleep(2 * self.plan.ttl + QUIET)
+        if self.suspended:
+            self.spawn(baton.Process(self, "operator"), "main", self._look_for_suspensions)
+            self.sleep(5.0)
 
     def all_ended(self) -> bool:
         """Whether all calls have ended, and all bodies."""
@@ -338,7 +374,47 @@ class Course(baton.World):
         self.note(f"an operator dropped {count} tasks that waited for {event.args[0]}")
 
     def _suspend(self, event: Event) -> None:
-        """What an operator suspends and resumes: to come with suspensions."""
+        what, name, seconds = event.args
+        asked = self.now
+        made = Suspended(what, name, asked, math.inf, asked + seconds, math.inf)
+        self._no_longer_sure(what, name)
+        self.suspended.append(made)
+        target = {what: name}
+        operations.suspend(self.app, **target, seconds=seconds, why="simulated", unknown=True)
+        self._is_over_by_now(what, name, but=made)
+        made.began, made.last = self.now, self.now + seconds
+        self.note(f"an operator suspended {what} {name} for {seconds} s")
+
+    def _resume(self, event: Event) -> None:
+        what, name = event.args
+        self._no_longer_sure(what, name)
+        operations.resume(self.app, **{what: name})
+        for each in self._is_over_by_now(what, name):
+            each.resumed = True
+        self.note(f"an operator resumed {what} {name}")
+
+    def _look_for_suspensions(self) -> None:
+        self.app.set_current()
+        with contextlib.suppress(LockUnavailable):
+            self.still_suspended = operations.list_suspensions(self.app)
+
+    def _no_longer_sure(self, what: str, name: str) -> None:
+        """From now on it may be another one, or none."""
+        for each in self.suspended:
+            if (each.what, each.name) == (what, name):
+                each.until = min(each.until, self.now)
+
+    def _is_over_by_now(
+        self, what: str, name: str, but: Suspended | None = None
+    ) -> list[Suspended]:
+        over = [
+            each
+            for each in self.suspended
+            if (each.what, each.name) == (what, name) and each is not but and each.last > self.now
+        ]
+        for each in over:
+            each.last = self.now
+        return over
 
     def _found(self, key: str) -> list[operations.Found]:
         return [each for each in operations.list_locks(self.app) if each.key.endswith(f":{key}")]

@@ -22,7 +22,9 @@ from celery_redislock.servers import scripts
 from . import baton
 
 #: What a server that is full refuses, of the commands that the package sends: Redis's flag DENYOOM.
-NEEDS_MEMORY = frozenset({"set", "hset", "lpush", "rpush", "lset", "zadd", "incr", "hincrby"})
+NEEDS_MEMORY = frozenset(
+    {"set", "mset", "hset", "lpush", "rpush", "lset", "zadd", "incr", "hincrby"}
+)
 FULL = "OOM command not allowed when used memory > 'maxmemory'."
 READ_ONLY = "READONLY You can't write against a read only replica."
 NO_SAVE = "MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist"

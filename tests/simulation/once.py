@@ -15,10 +15,10 @@ import kombu.common
 
 from celery_redislock.app import events, housekeeper, outcomes, processes
 from celery_redislock.lock import forks, heartbeat
-from celery_redislock.protocol import keys
+from celery_redislock.protocol import keys, platform
 from celery_redislock.servers import stand_in, threads
 from celery_redislock.tasks import abort, lost
-from celery_redislock.worker import finished, kept
+from celery_redislock.worker import finished, kept, parked
 
 from . import baton
 from .wire import node
@@ -197,12 +197,15 @@ def install() -> None:
     _for_each_process(kept.reservations, kept.Reservations)
     _for_each_process(events.events, events.Events)
     _for_each_process(forks.between_forks, forks.ForkGate)
-    _for_each_process(outcomes._burst, type(outcomes._burst))
-    _for_each_process(threads.threads, threads._Threads)
+    _for_each_process(outcomes.burst, outcomes.Burst)
+    _for_each_process(threads.threads, partial(threads._Threads, threads.THREADS))
+    _for_each_process(threads.askers, partial(threads._Threads, threads.ANY_NUMBER))
+    _for_each_process(parked.parked_tasks, parked.ParkedTasks)
     _for_each_process(lost._lost, dict)
     marks = lost._marks
     marks_of_process = partial(housekeeper.Chore, lost._mark_all, marks._has_more, marks._every)
     _for_each_process(marks, marks_of_process)
+    platform._begin_again = lambda: None  # nothing forks: another pid is another process
     keys.BUCKETS = BUCKETS  # type: ignore[misc]
     housekeeper.atexit = types.SimpleNamespace(register=at_exit)  # type: ignore[attr-defined]
     housekeeper.at_pool_process_exit = at_exit  # type: ignore[attr-defined]

@@ -74,12 +74,13 @@ FAULTS = {
 }  # fmt: skip
 
 
-def draw(seed: int, faults: bool | None = None) -> Plan:
+def draw(seed: int, faults: bool | None = None, suspends: bool | None = None) -> Plan:
     """The plan of this seed.
 
     Args:
         seed: the seed.
         faults: whether there are faults; None if the seed says so.
+        suspends: whether operators suspend something, likewise.
     """
     r = random.Random(f"{seed} plan")
     shape = r.choice(["dense", "long"])
@@ -88,6 +89,9 @@ def draw(seed: int, faults: bool | None = None) -> Plan:
     few = tuple(dict.fromkeys(r.choice(known) for _ in range(r.choice([1, 2, 3, 4, 5]))))
     has_faults = r.random() < 0.6 if faults is None else faults
     events = _calls(r, shape, few)
+    of_operators = random.Random(f"{seed} suspensions")
+    if of_operators.random() < 0.5 if suspends is None else suspends:
+        events += _suspensions(of_operators, shape, few, events[-1].at)
     if has_faults:
         kinds, weights = list(FAULTS), list(FAULTS.values())
         some = r.choices(kinds, weights, k=r.choice([1, 2, 3]))
@@ -136,8 +140,24 @@ def _calls(r: random.Random, shape: str, few: tuple[Spec, ...]) -> list[Event]:
         elif kind == "coroutines":
             events.append(Event(at, kind, (key, min(seconds, 2.0), r.choice([1, 2, 4]))))
         else:
-            what = r.choice(["list", "list", "drop", "break", "suspend"])
+            what = r.choice(["list", "list", "drop", "break", "list"])
             events.append(Event(at, what, (key, r.choice([1, 4, 12, 40]))))
+    return events
+
+
+def _suspensions(r: random.Random, shape: str, few: tuple[Spec, ...], last: float) -> list[Event]:
+    """What an operator suspends, sets anew and resumes: a task, or a lock by its name."""
+    events: list[Event] = []
+    dense = shape == "dense"
+    targets = [("task", each.name) for each in few] + [("lock", "a"), ("lock", "b")]
+    for target in r.choices(targets[: -1 if dense else None], k=r.choice([1, 1, 2, 4])):
+        at = r.uniform(0.0, last * 0.8)
+        for _ in range(r.choice([1, 1, 1, 2, 3])):
+            seconds = r.choice([0.5, 2, 7, 20, 90, 400])
+            events.append(Event(round(at, 4), "suspend", (*target, seconds)))
+            at += r.uniform(0.0, seconds) * r.choice([0.02, 0.3, 1])
+        if r.random() < 0.5:
+            events.append(Event(round(at, 4), "resume", target))
     return events
 
 

@@ -7,18 +7,19 @@ from collections.abc import Callable
 from typing import Any
 
 from celery_redislock.servers import scripts
-from celery_redislock.tasks import room
+from celery_redislock.tasks import decide, room
 
 
 def _script(name: str, old: str, new: str) -> Callable[[], None]:
     """Change the text of a script, also where it is included."""
 
     def plant() -> None:
-        text = scripts.text_of(name)
+        real = scripts._source
+        text = real(name)
         assert old in text, f"{name}.lua has changed: {old!r}"
         changed = text.replace(old, new)
-        real = scripts.text_of.__wrapped__
-        scripts.text_of = lambda each: changed if each == name else real(each)  # type: ignore[assignment]
+        scripts._source = lambda each: changed if each == name else real(each)
+        scripts.text_of.cache_clear()
         scripts.sha_of.cache_clear()
 
     return plant
@@ -55,6 +56,16 @@ FAULTS: dict[str, Callable[[], None]] = {
     "the last parked is first": _script(
         "park", "in_front == '1' and 'LPUSH' or 'RPUSH'", "in_front == '1' and 'RPUSH' or 'LPUSH'"
     ),
+    "a lock is not suspended": _script("suspended", "in_force['lock '", "in_force['none '"),
+    "a task is not suspended": _script("suspended", "in_force['task '", "in_force['none '"),
+    "a suspension is of all tasks": _script(
+        "suspended", "local is_longer", "of_task = of_task or select(2, next(in_force))\n"
+        "    local is_longer",
+    ),
+    "resume wakes nobody": _script(
+        "suspend", "local some_may_wait = ends", "local some_may_wait = false\nwas_there = {}"
+    ),
+    "a retry is no different": _function(decide, "wait_for_resume", lambda real: _turned_away),
     "nobody publishes from a room": _function(room, "publish_again", lambda real: _nothing),
     "a lock_pause is none": _script(
         "settle", "math.max(rest_of_min_hold(), tonumber(pause) or 0)", "rest_of_min_hold()"
@@ -67,6 +78,10 @@ FAULTS: dict[str, Callable[[], None]] = {
         "string.format('%.0f', now + 2 * give_up_after)",
     ),
 }  # fmt: skip
+
+
+def _turned_away(facts: Any, state: Any, busy: Any) -> Any:
+    return state, decide.TurnedAway(decide.Outcome.SKIPPED, busy.holder, busy.suspension)
 
 
 def _nothing(*args: object, **kwargs: object) -> None:

@@ -4,10 +4,11 @@ judges what the witnesses saw. None of them knows how the package does it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from . import tasks
-from .course import FINAL, Call, Course, Run
+from .course import FINAL, Call, Course, Run, Suspended
 from .tasks import MAX_WAIT
 
 Property = Callable[[Course], None]
@@ -104,14 +105,14 @@ def nothing_is_left(course: Course) -> None:
         kind = key.partition("}:")[2].partition(":")[0] or key.partition(":")[2].partition(":")[0]
         if kind in STAYS:
             continue
-        if not course.all_ended() and kind in (*OF_A_ROOM, "lock", "lock2"):
+        if not course.all_ended() and kind in (*OF_A_ROOM, "lock", "lock2", "waiters"):
             continue  # a worker that was killed has lost calls, which may be reserved
         left = course.server.look.pttl(key)
         course.failed("nothing is left", f"{key}, for {left} ms")
 
 
 #: Kinds of keys that outlive their runs, on purpose.
-STAYS = ("fence", "history", "turned", "sweep", "done", "broken", "lost")
+STAYS = ("fence", "history", "turned", "sweep", "done", "broken", "lost", "suspended")
 
 
 #: Kinds of keys of waiting rooms.
@@ -271,7 +272,8 @@ def _paused_until(course: Course, run: Run) -> tuple[float, str]:
         or run.task_id in course.killed
     ):
         return 0.0, ""
-    if lease.replaced_by is not None:
+    own = [each.lease for each in course.runs if each.task_id == run.task_id]
+    if any(each is not None and each.replaced_by is not None for each in own):
         return 0.0, ""  # the newer run need not wait for what an older one asked
     if run.paused:
         return run.ended + run.paused, f"for which its body asked ({call.does[0]})"
@@ -329,6 +331,9 @@ def a_queue_keeps_its_order(course: Course) -> None:
             if mine < theirs and not (sent and sent[0] < mine - COMES_WITHIN):
                 if _gave_up(earlier, theirs, course) or _gave_up(call, mine, course):
                     continue
+                kept = any(each.keeps(earlier.spec.name, key) for each in course.suspended)
+                if kept and earlier.spec != call.spec:
+                    continue  # the suspension of a task does not touch others
                 course.failed("a queue's order", f"{call.name} begins before {earlier.name}")
         before.append((at, call))
 
@@ -343,6 +348,144 @@ def _gave_up(call: Call, began: float, course: Course) -> bool:
     return call.spec.policy == "queue_bounded" and waited > MAX_WAIT - TICK
 
 
+# -- suspensions ------------------------------------------------------------------------------
+
+
+@prop
+def no_run_of_what_is_suspended_begins(course: Course) -> None:
+    """operations.md, "Suspend for a while": "What runs goes on, and so does a retry whose lock is
+    kept. Other retries and redelivered messages wait for the end".
+    """
+    if _happened(course, "restart empty"):
+        return
+    slow = 13.0 if course.happened else 2 * TICK  # between the lock and the body
+    for run in course.runs:
+        call = course.calls.get(run.task_id)
+        task = None if call is None else call.spec.name
+        for each in course.suspended:
+            if not (each.began + slow < run.began < each.until and each.keeps(task, run.key)):
+                continue
+            if _outage(course) and not run.lease:
+                continue  # it could not be found out
+            if call is not None and _goes_on(course, call, run, each):
+                continue
+            course.failed(
+                "suspended",
+                f"{course.named(run.task_id)} (attempt {run.attempt}) begins in {run.key}"
+                f" {run.began - each.began:.2f} s after {each.what} {each.name} was suspended",
+            )
+
+
+def _goes_on(course: Course, call: Call, run: Run, suspended: Suspended) -> bool:
+    """Whether the lock may have been kept for this run: for a retry, or what takes its place."""
+    before = [each for each in course.runs if each.task_id == run.task_id and each is not run]
+    if not any(each.began <= suspended.began + TICK for each in before):
+        return False
+    does = " ".join(map(str, call.does))
+    keeps = call.spec.option in ("held", "queued", "both", "publish")
+    return "replace" in does or ("retry" in does and (keeps or "pause" in does))
+
+
+@prop
+def a_suspension_turns_away(course: Course) -> None:
+    """operations.md: "with `Skip()` and `Raise()` it does not run at all". Nothing else ends so,
+    and nothing that has begun.
+    """
+    for call in course.calls.values():
+        states = course.states.get(call.task_id, [])
+        for at, state, result in states:
+            by = _turned_away_by(result)
+            if not by:
+                continue
+            began = [run for run in course.runs if run.task_id == call.task_id and run.began < at]
+            if began and not _happened(course, "double", "lose broker"):
+                course.failed("turned away", f"{call.name} had begun, and is {state}: {by}")
+            may_be = any(
+                each.first <= at <= each.last + 13.0 and each.keeps(call.spec.name, call.key)
+                for each in course.suspended
+            )
+            if not may_be:
+                course.failed("turned away", f"{call.name} is {state} for nothing: {by}")
+        if course.happened or call.spec.policy not in ("skip", "skip_result", "raise"):
+            continue
+        if call.task_id not in course.taken or call.spec.option in ("both", "publish", "queued"):
+            continue
+        at = course.taken[call.task_id][0]
+        for each in course.suspended:
+            is_kept = each.keeps(call.spec.name, call.key)
+            ends = any(state in FINAL and when < at + LATE for when, state, _ in states)
+            if is_kept and each.began < at < each.until - LATE and not ends:
+                course.failed("turned away", f"{call.name} does not end under {each}")
+
+
+def _turned_away_by(result: object) -> str:
+    text = str(result)
+    return text if "is suspended" in text else ""
+
+
+@prop
+def what_may_run_runs(course: Course) -> None:
+    """operations.md: what waits runs after the end. Suspending a task does not touch another one
+    of the same lock.
+    """
+    if course.happened or _deaths(course) or any(w == "break" for _, w, _ in course.operated):
+        return
+    if not course.suspended:
+        return
+    for call in course.calls.values():
+        if call.options or call.after or call.does or call.task_id not in course.taken:
+            continue
+        if call.spec.policy.startswith(("defer", "debounce")):
+            continue
+        end = [at for at, state, _ in course.states.get(call.task_id, []) if state in FINAL]
+        begins = [run.began for run in course.runs if run.task_id == call.task_id]
+        came = min([*end, *begins, course.now])
+        keeps = [each for each in course.suspended if each.keeps(call.spec.name, call.key)]
+        free, late = course.taken[call.task_id][0], OFFERED
+        for each in keeps:
+            if each.first < came and each.last > free:
+                free, late = each.last, (RESUMED if each.resumed else LATE)
+        busy = [run for run in course.runs if run.began <= came and run.task_id != call.task_id]
+        for run in busy:
+            over = run.ended if run.ended is not None else course.now
+            over = max(over + max(tasks.PAUSE, run.paused), run.began + tasks.MIN_HOLD)
+            if over > free:
+                free, late = over, OFFERED
+        if came > free + late:
+            course.failed("runs again", f"{call.name} goes on {came - free:.2f} s late")
+
+
+#: Seconds within which what waits is looked at after a `resume`; and after another one was offered
+#: the lock, and does not come.
+RESUMED, OFFERED = 2.5, 6.0
+
+
+@prop
+def waiting_for_a_suspension_costs_little(course: Course) -> None:
+    """DESIGN: "what waits waits in its order and in at most two deliveries"."""
+    if course.happened or _deaths(course) or any(w == "break" for _, w, _ in course.operated):
+        return
+    for call in course.calls.values():
+        if call.spec.policy.startswith("defer") or not course.suspended:
+            continue
+        keeps = sum(each.keeps(call.spec.name, call.key) for each in course.suspended)
+        most = 4 + 2 * keeps + 3 * bool(call.does)
+        if (met := len(course.met.get(call.task_id, ()))) > most:
+            course.failed("costs", f"{call.name} was delivered {met} times, {keeps} suspensions")
+
+
+@prop
+def no_suspension_is_left(course: Course) -> None:
+    """operations.md: after its end, nothing is suspended."""
+    for each in course.still_suspended:
+        course.failed("no suspension is left", str(each))
+
+
+def _lasts(suspended: Suspended) -> float:
+    last = suspended.last if suspended.last != math.inf else suspended.until
+    return max(last - suspended.first, 0.0)
+
+
 # -- what it costs ----------------------------------------------------------------------------
 
 
@@ -353,7 +496,7 @@ def no_storm_of_messages(course: Course) -> None:
         met = len(course.met.get(call.task_id, ()))
         most = 12 + 4 * course.killed.get(call.task_id, 0)
         if call.spec.policy.startswith("defer"):
-            most += 12
+            most += 12 + round(sum(_lasts(each) for each in course.suspended) / tasks.DELAY / 3)
         if course.happened:
             most += 20
         if _happened(course, "double", "lose broker", "kill worker"):  # copies are deferred

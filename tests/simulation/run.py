@@ -145,6 +145,7 @@ def main(clock: Callable[[], float]) -> None:
     p.add_argument("--but", default="", metavar="I,J", help="leave these seeds out")
     p.add_argument("--minutes", type=float, help="run courses from A on, for so long")
     p.add_argument("--faults", choices=["yes", "no"], help="with faults, or without")
+    p.add_argument("--suspensions", choices=["yes", "no"], help="with suspensions, or without")
     p.add_argument("--schedule", type=int, default=0, help="another schedule of the same plan")
     p.add_argument("--trace", action="store_true", help="tell each course's story")
     p.add_argument("--wire", action="store_true", help="with each exchange with the lock server")
@@ -194,11 +195,12 @@ def _courses(args: argparse.Namespace, clock: Callable[[], float]) -> Iterator[T
     if args.seed is not None:
         seeds = [args.seed]
     faults = None if args.faults is None else args.faults == "yes"
+    suspends = None if args.suspensions is None else args.suspensions == "yes"
     left_out = {int(each) for each in args.but.split(",") if each}
     for seed in seeds:
         if seed in left_out:
             continue
-        plan = dataclasses.replace(plans.draw(seed, faults), schedule=args.schedule)
+        plan = dataclasses.replace(plans.draw(seed, faults, suspends), schedule=args.schedule)
         if args.keep is not None:
             kept = [int(each) for each in args.keep.split(",")]
             plan = dataclasses.replace(plan, events=tuple(plan.events[i] for i in kept))

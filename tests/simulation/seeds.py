@@ -7,12 +7,10 @@ QUIET, FAULTY = range(5000, 5040), range(5000, 5040)
 #: Those among them that find what is known, and not mended yet.
 KNOWN = {
     5000: "a call that is replaced as it is published is ended twice",
-    5003: "a pause ends with the run's retry",
-    5005: "a pause ends with the run's retry",
     5019: "a call that is replaced as it is published is ended twice",
-    5024: "a pause ends with the run's retry",
-    5025: "a pause ends with the run's retry",
     5034: "a call that is replaced as it is published is ended twice",
 }
 #: Seeds that once failed.
-FOUND: tuple[int, ...] = ()
+FOUND = (
+    20156,  # a room that is due again before the next sweep was looked at too late
+)

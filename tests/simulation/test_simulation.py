@@ -66,3 +66,20 @@ def test_a_planted_fault_is_found(fault, found):
 
     assert ran.returncode == 1, ran.stdout + ran.stderr
     assert f"{found}: " in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("fault", "found", "seeds"),
+    [
+        ("a lock is not suspended", "suspended", "0:20"),
+        ("a task is not suspended", "suspended", "0:20"),
+        ("a suspension is of all tasks", "runs again", "60:80"),
+        ("resume wakes nobody", "runs again", "40:60"),
+    ],
+)
+def test_a_planted_fault_of_suspensions_is_found(fault, found, seeds):
+    more = ("--faults", "no", "--suspensions", "yes")
+    ran = simulate("--seeds", seeds, *more, "--planted", fault, "--until", found)
+
+    assert ran.returncode == 1, ran.stdout + ran.stderr
+    assert f"{found}: " in ran.stdout

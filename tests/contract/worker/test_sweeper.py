@@ -42,7 +42,7 @@ def looked(monkeypatch):
     def look_after(app, keys, ttl):
         assert keys.lock_id == LOCK_ID
         looks.append(app)
-        return Looked(goes_on=False, passed_over=app in looks.unable)
+        return Looked(due_in=None, passed_over=app in looks.unable)
 
     monkeypatch.setattr(sweeper, "look_after", look_after)
     return looks
@@ -136,7 +136,7 @@ def test_a_room_is_not_looked_at_before_it_is_due_though_the_server_is_slow(
 
     def look_after(app, keys, ttl):
         looked.append(time.time())
-        return Looked(goes_on=False, passed_over=False)
+        return Looked(due_in=None, passed_over=False)
 
     monkeypatch.setattr(server, "ask", slow)
     monkeypatch.setattr(sweeper, "look_after", look_after)
@@ -147,3 +147,23 @@ def test_a_room_is_not_looked_at_before_it_is_due_though_the_server_is_slow(
     eventually(lambda: looked, "it has looked")
 
     assert looked[0] >= due, "the next look would be two seconds later"
+
+
+def test_a_room_that_is_due_again_before_the_next_sweep_is_looked_at_then(
+    make_app, own_redis, client, monkeypatch, room_is_due
+):
+    looked = []
+
+    def look_after(app, keys, ttl):
+        looked.append(time.monotonic())
+        return Looked(due_in=0.3 if len(looked) < 3 else None, passed_over=False)
+
+    monkeypatch.setattr(sweeper, "look_after", look_after)
+    ours = Sweeper(make_app(redislock_url=own_redis.url))
+    room_is_due(0)
+
+    ours.sweep()
+    eventually(lambda: len(looked) == 3, "it has looked again, without another sweep")
+
+    assert looked[1] >= looked[0] + 0.3
+    assert looked[2] >= looked[1] + 0.3
