@@ -88,7 +88,6 @@ def _now(
     taken = [each for each in slots if each.state not in (*AWAITED, *NO_LOCK)]
     waiting = max((each.waiting for each in slots), default=0)
     what = options.on_conflict.describe(waiting)
-    runs = [each for each in taken if each.state in RUNNING]
     waits = suspension is not None and any(
         each.waiting and each.holder is not None and each.holder.task == task.name for each in slots
     )
@@ -107,7 +106,7 @@ def _now(
             what = "it would wait in Redis until that ends, and end no run"
         elif not locks.is_quorum:
             what = what.replace("in its pool slot", "in Redis")
-        if len(runs) < limit:
+        if sum(each.state in RUNNING for each in taken) < limit:
             return f"the task or its lock is suspended: {what}"
     if options.lock_scope == "queued":
         return "the lock is free: it would be sent, and keep the lock until it starts"

@@ -133,5 +133,5 @@ class Sweeper:
             if clock() < until:
                 again = partial(self._look_after, lock_id, at, until)
                 housekeeper.add(again, most=0.0, talks=True)
-        elif looked.due_in is not None and looked.due_in < SWEEP_EVERY:
+        elif looked.due_in is not None and looked.due_in < SWEEP_EVERY and not looked.passed_over:
             self._look_in(looked.due_in, lock_id)  # the next sweep may come too late

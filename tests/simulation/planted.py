@@ -43,13 +43,13 @@ FAULTS: dict[str, Callable[[], None]] = {
         "acquire", "if free then\n  if may_go", "free = free or other\nif free then\n  if may_go"
     ),
     "nothing is extended": _script(
-        "extend", "redis.call('PEXPIRE', slot, ttl)\n    end\n    local at", "end\n    local at"
+        "extend", "    redis.call('PEXPIRE', slot, ttl)\n    if description", "    if description"
     ),
     "a lock never expires": _script(
-        "acquire", "redis.call('SET', slot, stored, 'PX', ttl)", "redis.call('SET', slot, stored)"
+        "taking", "redis.call('SET', slot, stored, 'PX', ttl)", "redis.call('SET', slot, stored)"
     ),
     "the fence is the minute": _script(
-        "acquire", "local least = (redis.call('GET', counter) or 0) + 1",
+        "taking", "local least = (redis.call('GET', counter) or 0) + 1",
         "fence = string.format('%.0f', math.floor(time[1] / 60)); number = tonumber(fence)\n"
         "local least = 0",
     ),

@@ -15,8 +15,8 @@ from celery_redislock.protocol import holders
 from celery_redislock.protocol.claims import EXTENDED, NOT_OURS, RETAKEN, Acquired, Extended
 from celery_redislock.servers.node import Node
 from celery_redislock.servers.urls import source_from_url
+from tests.contract.clocks import clock
 from tests.contract.servers.test_store import make_claim
-from tests.support.clocks import clock
 from tests.support.interrupts import each_place, in_a_child
 from tests.support.waiting import eventually, never
 

@@ -22,8 +22,8 @@ from celery_redislock.protocol.claims import (
 from celery_redislock.protocol.notes import EXPECTS_RESULT
 from celery_redislock.protocol.tokens import new_token
 from tests.contract.claims import extended
+from tests.contract.clocks import clock
 from tests.contract.scripts.a_room import SLOT, TASK, TTL, Room
-from tests.support.clocks import clock
 
 
 def replaces(room: Room, task: str, grace: float = 5.0, **when: Any) -> Any:

@@ -21,6 +21,7 @@ from celery_redislock.protocol.claims import (
     to_ms,
 )
 from celery_redislock.protocol.rooms import ENDED_AGAIN
+from tests.contract.clocks import clock
 from tests.contract.scripts.a_room import (
     BESIDE_WAITERS,
     KEPT,
@@ -29,7 +30,6 @@ from tests.contract.scripts.a_room import (
     TTL,
     Room,
 )
-from tests.support.clocks import clock
 
 #: For `pass_time`: a moment longer than what must be over.
 MORE = 0.001

@@ -58,11 +58,14 @@ def store(own: ClusterSet) -> Iterator[Cluster]:
 
 def names_on(servers: ClusterSet, label: str) -> dict[int, str]:
     """For each primary, by its port, the name of a lock in it."""
+    ranges = servers.ranges(servers.primaries()[0])
     found: dict[int, str] = {}
-    for low, high, port in servers.ranges(servers.primaries()[0]):
-        names = (f"{label}-{number}" for number in itertools.count())  # a range may be one slot
-        found.setdefault(port, next(name for name in names if low <= slot_of(name) <= high))
-    return found
+    for number in itertools.count():  # no lock may be in a range that is one slot
+        if found.keys() == {port for _, _, port in ranges}:
+            return found
+        slot = slot_of(name := f"{label}-{number}")
+        found.setdefault(next(port for low, high, port in ranges if low <= slot <= high), name)
+    raise AssertionError("unreachable")
 
 
 def slot_of(name: str) -> int:

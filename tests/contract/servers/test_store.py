@@ -47,8 +47,8 @@ from tests.contract.claims import (
     outcomes,
     taken,
 )
+from tests.contract.clocks import clock
 from tests.contract.scripts.a_room import SLOT, Room
-from tests.support.clocks import clock
 from tests.support.waiting import eventually
 
 #: Every key that a script touches is in its KEYS.

@@ -26,7 +26,7 @@ from celery_redislock.app.housekeeper import housekeeper
 from celery_redislock.protocol import notes
 from celery_redislock.protocol.tokens import new_token
 from celery_redislock.servers.scripts import sha_of, text_of
-from tests.support.clocks import clock
+from tests.contract.clocks import clock
 from tests.support.waiting import eventually
 
 

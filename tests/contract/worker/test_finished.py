@@ -17,7 +17,7 @@ from celery_redislock.protocol.notes import DONE_TTL
 from celery_redislock.worker import finished
 from celery_redislock.worker import request as requests
 from celery_redislock.worker.finished import REMEMBERED, FinishedNote, FinishedNotes
-from tests.support.clocks import clock
+from tests.contract.clocks import clock
 
 
 def claim_of(label: str, task_id: str) -> Claim:

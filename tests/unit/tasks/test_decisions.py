@@ -61,7 +61,7 @@ from celery_redislock.tasks.decide import (
 )
 from celery_redislock.tasks.facts import Facts
 from celery_redislock.tasks.state import State
-from tests.support.clocks import clock
+from tests.contract.clocks import clock
 
 HOLDER = Holder(task="t", task_id="another")
 BUSY = Busy(HOLDER, 9.0, "other")

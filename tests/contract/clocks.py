@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
+from celery_redislock.protocol import clock as the_clock
 
 
 def clock() -> float:
     """What time it is to the package."""
-    now: float = sys.modules["celery_redislock.protocol.clock"].clock()
-    return now
+    return the_clock.clock()
