@@ -16,7 +16,6 @@ from celery.app.task import Context
 from ..app.housekeeper import Chore, housekeeper
 from ..app.outcomes import level_in_burst
 from ..app.results import is_ready, proves_nothing
-from ..app.settings import AppLocks
 from ..protocol.claims import Claim
 from ..protocol.exchange import UNKNOWN_TTL
 from ..protocol.keys import keys_of_lock_id
@@ -24,6 +23,7 @@ from ..protocol.log import get_logger
 from ..protocol.platform import at_fork
 from ..protocol.rooms import goes_on_elsewhere
 from ..protocol.tokens import new_token
+from ..servers.server import Server
 
 logger = get_logger()
 
@@ -39,9 +39,10 @@ IN_A_LINE: Final = 50
 
 
 class Parked(NamedTuple):
-    """A task in a waiting room."""
+    """A task in a waiting room of this server. The app's may be another one by now."""
 
     task: Any
+    server: Server
     claim: Claim
     ignores_result: bool | None
 
@@ -51,8 +52,7 @@ class Parked(NamedTuple):
     @property
     def goes_on(self) -> bool:
         """Whether it is in the room, or runs."""
-        locks: AppLocks = self.task.app_locks
-        return locks.server.ask(goes_on_elsewhere(self.claim, ()), once=True)
+        return self.server.ask(goes_on_elsewhere(self.claim, ()), once=True)
 
     @property
     def has_ended(self) -> bool:
@@ -82,11 +82,11 @@ class ParkedTasks:
             lock_id: the lock's id.
             attempt: see `attempt_of`.
         """
-        task, server = request.task, request.task.app_locks.server
-        keys = keys_of_lock_id(task.app_locks.prefix, lock_id)
+        task, locks = request.task, request.task.app_locks
+        keys, server = keys_of_lock_id(locks.prefix, lock_id), locks.server
         claim = Claim(keys, new_token(), UNKNOWN_TTL, "", *attempt, task=task.name)
         self._outages.setdefault(server, server.outage)
-        self._tasks.append(Parked(task, claim, request.request_dict.get("ignore_result")))
+        self._tasks.append(Parked(task, server, claim, request.request_dict.get("ignore_result")))
         self._chore.begin(after=LOOK_EVERY)
 
     def _look(self) -> None:
