@@ -604,22 +604,30 @@ def servers_of(kind: str, stack: contextlib.ExitStack) -> tuple[Sequence[RedisSe
     return servers, url_of_quorum(servers) if kind == "quorum" else servers[0].url
 
 
+def begun(
+    stack: contextlib.ExitStack, text: str, *args: str, stderr: int | None = None
+) -> subprocess.Popen[str]:
+    """A Python program that has begun. It is killed if the test ends before it."""
+    program = stack.enter_context(
+        subprocess.Popen(
+            [sys.executable, "-c", text, *args],
+            stderr=stderr,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+    )
+    stack.callback(program.kill)
+    return program
+
+
 @pytest.mark.parametrize("kind", ["one", "threads", "quorum", "cluster"])
 @pytest.mark.parametrize("fault", ["stop", "kill"])
 def test_a_process_that_holds_many_ends_soon_in_an_outage(label, kind, fault) -> None:
     """Alone on its machine within five seconds; a timeout for each lock would take minutes."""
     with contextlib.ExitStack() as stack:
         servers, url = servers_of(kind, stack)
-        program = stack.enter_context(
-            subprocess.Popen(
-                [sys.executable, "-c", _HOLDS, url, label, "1000"],
-                stderr=subprocess.DEVNULL,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-        )
-        stack.callback(program.kill)
+        program = begun(stack, _HOLDS, url, label, "1000", stderr=subprocess.DEVNULL)
         assert program.stdin is not None
         assert program.stdout is not None
         assert program.stdout.readline() == "holds\n"
@@ -639,15 +647,7 @@ def test_a_process_ends_soon_after_many_were_cancelled_in_an_outage(label, kind)
         servers, url = servers_of(kind, stack)
         holders = [RedisLock(url, f"{label}-{n}", ttl=300, heartbeat=False) for n in range(MANY)]
         assert all(each.acquire(0) for each in holders)
-        program = stack.enter_context(
-            subprocess.Popen(
-                [sys.executable, "-c", _WAITS, url, label, str(MANY)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-        )
-        stack.callback(program.kill)
+        program = begun(stack, _WAITS, url, label, str(MANY))
         assert program.stdin is not None
         assert program.stdout is not None
         assert program.stdout.readline() == "waits\n"
