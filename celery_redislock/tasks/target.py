@@ -63,11 +63,16 @@ def locked_task(app: Any, name: str) -> SingletonTask:
 
 
 def nearly(text: str, known: Iterable[str]) -> str:
-    """The known names that are similar, as the rest of an error."""
-    import difflib  # only for an error
+    """The known names that are similar, or have a part between dots that is, as the rest of an
+    error.
+    """
+    from difflib import get_close_matches  # only for an error
 
-    found = difflib.get_close_matches(text, list(known), 3, 0.75)
-    found += [name for name in sorted(known) if text in name.split(".") and name not in found]
+    names = sorted(known)
+    found = get_close_matches(text, names, 3, 0.75)
+    for name in names:
+        if name not in found and get_close_matches(text, name.split("."), 1, 0.75):
+            found.append(name)
     return f"; did you mean {' or '.join(map(one_line, found[:3]))}?" if found else ""
 
 
