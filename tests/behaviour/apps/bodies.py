@@ -26,6 +26,19 @@ def new_app(name: str, conf: Mapping[str, Any]) -> Celery:
     return app
 
 
+def add_tasks(app: Celery, base: Any, tasks: Mapping[str, Mapping[str, Any]]) -> None:
+    """Give the app a task for each of these names and options, all with the body `run`. The base is
+    the caller's: an app of plain Celery must not import ours.
+    """
+    for name, options in tasks.items():
+
+        def job(self: Any, label: str, how: str | float = 0.0) -> str:
+            return run(self, label, how)
+
+        defaults = {"base": base, "bind": True, "lock_key": ["label"], "lock_ttl": 6}
+        app.task(**{**defaults, **options, "name": name, "shared": False})(job)
+
+
 def run(self: Any, label: str, how: str | float = 0.0) -> str:
     """One run, written down at its start and its end.
 

@@ -11,7 +11,7 @@ from celery import Celery
 
 from celery_redislock import Debounce, Policy, Queue, SingletonTask, Skip, Wait
 
-from .bodies import CONF, client, new_app, run
+from .bodies import CONF, add_tasks, client, new_app
 
 
 class Forgetful(Policy):
@@ -81,13 +81,7 @@ TASKS: dict[str, dict[str, Any]] = {
 
 def house(conf: Mapping[str, Any]) -> Celery:
     app = new_app("house", conf)
-    for name, options in TASKS.items():
-
-        def job(self: Any, label: str, how: str | float = 0.0) -> str:
-            return run(self, label, how)
-
-        defaults = {"base": SingletonTask, "bind": True, "lock_key": ["label"], "lock_ttl": 6}
-        app.task(**{**defaults, **options, "name": name, "shared": False})(job)
+    add_tasks(app, SingletonTask, TASKS)
     return app
 
 

@@ -19,7 +19,7 @@ from celery_redislock import (
     Wait,
 )
 
-from .bodies import CONF, new_app, run
+from .bodies import CONF, add_tasks, new_app
 
 TASKS: dict[str, dict[str, Any]] = {
     "skips": {"on_conflict": Skip(), "lock_label": "account {label}"},
@@ -48,13 +48,7 @@ TASKS: dict[str, dict[str, Any]] = {
 
 def suspendable(conf: Mapping[str, Any]) -> Celery:
     app = new_app("suspendable", conf)
-    for name, options in TASKS.items():
-
-        def job(self: Any, label: str, how: str | float = 0.0) -> str:
-            return run(self, label, how)
-
-        defaults = {"base": SingletonTask, "bind": True, "lock_key": ["label"], "lock_ttl": 6}
-        app.task(**{**defaults, **options, "name": name, "shared": False})(job)
+    add_tasks(app, SingletonTask, TASKS)
     return app
 
 
