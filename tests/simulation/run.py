@@ -13,6 +13,7 @@ import os
 import pickle
 import select
 import signal
+import subprocess
 import sys
 import traceback
 import warnings
@@ -73,33 +74,55 @@ def course_of(plan: Plan, tells_wire: bool = False) -> Told:
     return Told(plan, digest, course.failures, course.story, counts)
 
 
-def in_a_fork(plan: Plan, tells_wire: bool = False) -> Told:
-    """Run one course in a process of its own: nothing is left of an earlier one."""
-    read, write = os.pipe()
-    pid = os.fork()
-    if not pid:
-        status = 1
-        try:
-            told = course_of(plan, tells_wire)
-            with os.fdopen(write, "wb") as out:
-                pickle.dump(told, out)
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(status)
-    os.close(write)
-    with os.fdopen(read, "rb") as into:
-        data = into.read() if select.select([into], [], [], LONGEST)[0] else b""
-    if not data:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    usage = os.wait4(pid, 0)[2]
-    if data:
+class Fork:
+    """A course in a process of its own: nothing is left of an earlier one."""
+
+    def __init__(self, plan: Plan, tells_wire: bool = False) -> None:
+        self.plan = plan
+        self._read, write = os.pipe()
+        self._pid = os.fork()
+        if not self._pid:
+            status = 1
+            try:
+                told = course_of(plan, tells_wire)
+                with os.fdopen(write, "wb") as out:
+                    pickle.dump(told, out)
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        os.close(write)
+
+    def told(self) -> Told:
+        """What is known of it, once it has run."""
+        with os.fdopen(self._read, "rb") as into:
+            data = into.read() if select.select([into], [], [], LONGEST)[0] else b""
+        if not data:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+        usage = os.wait4(self._pid, 0)[2]
+        if not data:
+            return Told(self.plan, "died", [("died", "the interpreter ended")], [], {})
         known: Told = pickle.loads(data)
         known.counts["cpu"] = usage.ru_utime + usage.ru_stime
         return known
-    return Told(plan, "died", [("died", "the interpreter ended")], [], {})
+
+
+def in_a_fork(plan: Plan, tells_wire: bool = False) -> Told:
+    """Run one course."""
+    return Fork(plan, tells_wire).told()
+
+
+def side_by_side(plans: Iterable[Plan], jobs: int, tells_wire: bool = False) -> Iterator[Told]:
+    """Run courses, so many at once, and tell of them in their order."""
+    under_way: collections.deque[Fork] = collections.deque()
+    for plan in plans:
+        under_way.append(Fork(plan, tells_wire))
+        if len(under_way) == jobs:
+            yield under_way.popleft().told()
+    while under_way:
+        yield under_way.popleft().told()
 
 
 # -- a smaller one ----------------------------------------------------------------------------
@@ -144,6 +167,8 @@ def main(clock: Callable[[], float]) -> None:
     p.add_argument("--seeds", default="0:100", metavar="A:B", help="run these courses (0:100)")
     p.add_argument("--but", default="", metavar="I,J", help="leave these seeds out")
     p.add_argument("--minutes", type=float, help="run courses from A on, for so long")
+    p.add_argument("--new", action="store_true", help="from a seed that each commit has for itself")
+    p.add_argument("--jobs", type=int, default=1, metavar="N", help="run so many at once (1)")
     p.add_argument("--faults", choices=["yes", "no"], help="with faults, or without")
     p.add_argument("--suspensions", choices=["yes", "no"], help="with suspensions, or without")
     p.add_argument("--schedule", type=int, default=0, help="another schedule of the same plan")
@@ -160,7 +185,7 @@ def main(clock: Callable[[], float]) -> None:
     warm_up()
     total: collections.Counter[str] = collections.Counter()
     failing = []
-    for told in _courses(args, clock):
+    for told in side_by_side(_plans(args, clock), args.jobs, args.wire):
         total.update(told.counts)
         seed = told.plan.seed
         if args.digests:
@@ -185,9 +210,11 @@ def main(clock: Callable[[], float]) -> None:
     sys.exit(bool(failing))
 
 
-def _courses(args: argparse.Namespace, clock: Callable[[], float]) -> Iterator[Told]:
-    """The courses that were asked for."""
+def _plans(args: argparse.Namespace, clock: Callable[[], float]) -> Iterator[Plan]:
+    """The plans of the courses that were asked for."""
     first, last = map(int, args.seeds.split(":"))
+    if args.new:
+        first, last = (_of_this_commit() + each for each in (first, last))
     seeds: Iterable[int] = range(first, last)
     if args.minutes is not None:
         give_up = clock() + 60 * args.minutes
@@ -204,7 +231,13 @@ def _courses(args: argparse.Namespace, clock: Callable[[], float]) -> Iterator[T
         if args.keep is not None:
             kept = [int(each) for each in args.keep.split(",")]
             plan = dataclasses.replace(plan, events=tuple(plan.events[i] for i in kept))
-        yield in_a_fork(plan, args.wire)
+        yield plan
+
+
+def _of_this_commit() -> int:
+    """A seed that is another one for each commit, and the same whenever that is run again."""
+    command = ["git", "rev-parse", "HEAD"]
+    return int(subprocess.run(command, check=True, capture_output=True).stdout[:7], 16)
 
 
 def tell(told: Told) -> None:
