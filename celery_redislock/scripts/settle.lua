@@ -137,10 +137,7 @@ local rest = 0
 if not slot then
   redis.call('ZREM', waiters, opening)  -- who gave up a wait is none of the waiters any more
 else
-  rest = math.max(rest_of_min_hold(), pause)
-  if not string.find(current, REPLACED, 1, true) then
-    rest = math.max(rest, rest_of_pause(current, now))
-  end
+  rest = math.max(rest_of_min_hold(), pause, rest_of_pause(current, now))
   if rest > 0 then
     change(slot, cooling_down(current), rest)
     if someone_waits() then

@@ -119,11 +119,8 @@ def how_to_release(facts: Facts, state: State, lease: Lease, ran: Ran) -> Releas
             return lease.heir
         if ran.retry is not None and _is_held_for(facts, lease, ran.retry):
             return Heir(holders.held_for_retry, countdown_of(ran.retry) + lease.ttl)
-    note, copies = state.note_of(ran.note), state.may_have_copies
-    if lease.replaced_by is not None:
-        return Release(note, copies)
     min_hold, pause = _kept_for(facts, lease, ran)
-    return Release(note, copies, min_hold, pause=pause)
+    return Release(state.note_of(ran.note), state.may_have_copies, min_hold, pause=pause)
 
 
 def _is_retried_by_worker(facts: Facts) -> bool:

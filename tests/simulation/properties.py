@@ -272,9 +272,6 @@ def _paused_until(course: Course, run: Run) -> tuple[float, str]:
         or run.task_id in course.killed
     ):
         return 0.0, ""
-    own = [each.lease for each in course.runs if each.task_id == run.task_id]
-    if any(each is not None and each.replaced_by is not None for each in own):
-        return 0.0, ""  # the newer run need not wait for what an older one asked
     if run.paused:
         return run.ended + run.paused, f"for which its body asked ({call.does[0]})"
     ended = [state for at, state, _ in course.states.get(run.task_id, ()) if at >= run.ended][:1]

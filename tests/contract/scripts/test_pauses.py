@@ -147,6 +147,16 @@ def test_a_newer_call_that_replaces_the_waiting_retry_waits_for_the_end_of_the_p
     assert room.ask("other").holder.cooling_down
 
 
+def test_a_newer_call_that_replaces_the_running_retry_waits_for_the_end_of_the_pause(room):
+    leave(room, room.take("runs"), 5)
+    retry = room.take("runs", attempt=1)
+    by = holders.successor_text("pkg.task", room.task_id("newer"))
+    room.parks("newer", replace=(by, 5.0))
+    room.pass_time(100)
+    assert room.settle(retry).offered is None
+    assert rest(room) == about(PAUSE - 100)
+
+
 def test_a_reservation_of_a_retry_that_is_given_up_leaves_the_pause(room):
     """With `lock_scope`, the message of the retry names what is kept for it."""
     claim = room.take("runs")
