@@ -51,6 +51,12 @@ def task_id_of(entry_id: str) -> str:
     return entry_id.rpartition(":")[0]
 
 
+def parts_of(entry_id: str) -> tuple[str, int, int]:
+    """The task's id, its replacements and its attempt; of what is no entry's id, only the text."""
+    parts = re.fullmatch(r"(?s)(.*):([0-9]{1,9})\.([0-9]{1,9})", entry_id)
+    return (parts[1], int(parts[2]), int(parts[3])) if parts else (entry_id, 0, 0)
+
+
 def parked_of(entry: str) -> str:
     """The parked message: an entry without the head that the scripts add."""
     return entry.split("|", 2)[-1]

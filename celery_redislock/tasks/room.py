@@ -22,14 +22,15 @@ from ..app.delivery import KEY, Kept
 from ..app.entries import CALLBACKS, CorruptEntry, Entry, ForgedEntry, NotOurs, Waiter
 from ..app.housekeeper import housekeeper
 from ..app.outcomes import Outcome, Whose, report, report_expired
-from ..app.results import ended_since, store_expired, store_skipped
+from ..app.results import ended_since, proves_nothing, store_expired, store_skipped
 from ..app.settings import app_locks
 from ..app.times import has_passed, seconds_until
 from ..errors import LockUnavailable, TaskReplaced, TaskSkipped
+from ..protocol import notes
 from ..protocol.calls import Release, settle
 from ..protocol.claims import Busy, Claim, Free, Look, Offered, Parked, Settled
 from ..protocol.clock import clock
-from ..protocol.entries import task_id_of, task_of
+from ..protocol.entries import parts_of, task_id_of, task_of
 from ..protocol.holders import Holder
 from ..protocol.keys import LockKeys
 from ..protocol.log import get_logger
@@ -149,8 +150,11 @@ def _publish_one(
             if offered.since > UNTAKEN_AFTER:
                 _report_untaken(app, offered, keys, AGAIN)
             return None
-        claim = Claim(keys, new_token(), ttl, "")
-        return app_locks(app).server.run(settle(claim, Release(leaves=offered.place)))
+        locks, (task_id, nesting, attempt) = app_locks(app), parts_of(entry_id)
+        claim = Claim(keys, new_token(), ttl, "", task_id, attempt, nesting, locks.done_ttl)
+        # A message that was published before may yet come.
+        leaves = Release(notes.lasting(notes.ENDED), always=True, leaves=offered.place)
+        return locks.server.run(settle(claim, leaves))
     except SoftTimeLimitExceeded:
         raise  # it is the limit of the task that released
     except (NotOurs, CorruptEntry) as exc:
@@ -171,13 +175,13 @@ def _send(app: Any, keys: LockKeys, offered: Offered) -> bool:
     entry = Entry.load(offered.entry)
     waiter = _believed(app, keys, entry, entry.load_for(app))
     task, args, kwargs, options, own = waiter
+    if offered.since and _has_ended(waiter, entry):
+        logger.info("redislock: %s[%s] has ended elsewhere", entry.task, entry.task_id)
+        return False
     if has_passed(options.get("expires")):
         suspended = own.get("suspended")
         why = while_suspended(suspended) if suspended else _outage_at(app, options["expires"])
         end_expired(task, keys, entry.request(args, kwargs, options), own.get("label"), why)
-        return False
-    if offered.since and _has_ended(task, entry, own):
-        logger.info("redislock: %s[%s] has ended elsewhere", entry.task, entry.task_id)
         return False
     waiter.check_route()
     header = {**own, "gave_up": offered.gives_up, "arrived": offered.arrived}
@@ -223,12 +227,15 @@ def _believed(app: Any, keys: LockKeys, entry: Entry, waiter: Waiter) -> Waiter:
     return waiter
 
 
-def _has_ended(task: Any, entry: Entry, header: dict[str, Any]) -> bool:
-    """Whether another worker has run this task without our lock: its result is newer than the
-    parking.
+def _has_ended(waiter: Waiter, entry: Entry) -> bool:
+    """Whether another process has ended this task, such as a worker that ran it without our lock:
+    its result is newer than the parking.
     """
-    parked_at = header.get("parked_at")  # an entry without a seal does not say
-    return parked_at is not None and ended_since(task, entry.task_id, parked_at)
+    task, args, kwargs, options, own = waiter
+    parked_at = own.get("parked_at")  # an entry without a seal does not say
+    if parked_at is None or proves_nothing(task, entry.request(args, kwargs, options)):
+        return False
+    return ended_since(task, entry.task_id, parked_at)
 
 
 def _report_untaken(app: Any, offered: Offered, keys: LockKeys, what: str) -> None:

@@ -94,6 +94,10 @@ def test_who_has_expired_in_the_room_is_not_published_and_the_next_has_its_turn(
         client.delete(keys.lock)
         look_after(app, keys, 5.0)
         assert app.AsyncResult(f"{label}-1").state == "REVOKED"
+        token = new_token()
+        copy = Claim(keys, token, 5.0, holders.encode(token, ttl_ms=5000), f"{label}-1")
+        reply = app_locks(app).server.run(calls.acquire(copy))
+        assert isinstance(reply, Done), "a message that was published before may yet come"
         assert client.lrange(keys.room, 0, -1) == [f"{label}-2:0.0"]
         with redis_server.client(db=1) as broker:
             (message,) = broker.lrange(queue, 0, -1)
@@ -101,6 +105,33 @@ def test_who_has_expired_in_the_room_is_not_published_and_the_next_has_its_turn(
             broker.delete(queue)
         client.delete(keys.room, keys.entries)
         client.zrem(keys.rooms, keys.lock_id)  # it has other rooms of the bucket, too
+
+
+def test_one_whose_message_was_lost_is_published_again_also_where_no_results_are_stored(
+    conf, client, redis_server, queue, label
+):
+    with make_app({**conf, "result_backend": None}) as app:
+
+        @app.task(base=SingletonTask, name="stores_nothing", lock_key="{label}")
+        def task(label):
+            """Never runs."""
+
+        keys = task.lock_keys_for([label], {})
+        client.set(keys.lock, "held")
+        headers = {"redislock": {"parked_at": 1.0}}
+        entry = Entry.of(task, [label], {}, {"task_id": label, "queue": queue, "headers": headers})
+        claim = Claim(keys, new_token(), 5.0, "", label)
+        app_locks(app).server.run(rooms.park(claim, Parking(entry.dump(), claim.entry_id)))
+        client.delete(keys.lock)
+        with redis_server.client(db=1) as broker:
+            for published in (1, 2):
+                look_after(app, keys, 5.0)
+                assert broker.llen(queue) == published
+                client.zincrby(keys.sent, -20_000, claim.entry_id)
+                client.hset(keys.entries, f"#{claim.entry_id}", f"2|||{claim.entry_id}")
+            broker.delete(queue)
+        client.delete(keys.room, keys.entries, keys.sent)
+        client.zrem(keys.rooms, keys.lock_id)
 
 
 def test_two_that_are_for_others_to_publish_are_left_to_them(conf, client, label):
