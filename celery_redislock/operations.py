@@ -442,7 +442,7 @@ def drop_each(app: Any, locks: AppLocks, found: Iterable[Found]) -> Iterator[int
         dropped = _drop_all(locks, keys, by)
         yield len(dropped)  # before the results: if storing them fails here, a worker does it
         for entry_id, entry in dropped.items():
-            end_replaced(app, keys, LOOKING_TTL, entry_id, entry, by, unknown=True)
+            end_replaced(app, keys, LOOKING_TTL, entry_id, entry, by, unknown=True, again=True)
 
 
 def _drop_all(locks: AppLocks, keys: LockKeys, by: str) -> dict[str, str]:

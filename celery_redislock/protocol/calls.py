@@ -26,7 +26,17 @@ from .claims import (
     Settled,
     to_ms,
 )
-from .exchange import UNKNOWN_TTL, Call, Query, is_true, nothing, nothing_of, offered_in, seconds_in
+from .exchange import (
+    UNKNOWN_TTL,
+    Call,
+    Query,
+    done_in,
+    is_true,
+    nothing,
+    nothing_of,
+    offered_in,
+    seconds_in,
+)
 from .holders import Holder
 from .keys import MAX_LIMIT, LockKeys, head_of, runs_of, slots_above
 from .suspensions import Suspension, in_force, longest_of, suspension_in, told
@@ -119,8 +129,7 @@ def _acquire_answer(claim: Claim, reply: Any, sent_at: float) -> Acquired | Busy
     if kind == b"acquired":
         return Acquired(value.decode(), int(reply[2]), sent_at)
     if kind == b"done":
-        age = claim.done_ttl - reply[2] / 1000 if reply[2] >= 0 else 0.0
-        return Done(notes.decode(value), age)
+        return done_in(claim, reply)
     left, relation, at = reply[2], reply[3].decode(), reply[4] / 1000
     remaining = left / 1000 if left >= 0 else math.inf
     if relation == SUSPENDED:

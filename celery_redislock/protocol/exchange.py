@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
-from . import entries
-from .claims import Offered, Place
+from . import entries, notes
+from .claims import Claim, Done, Offered, Place
 
 T = TypeVar("T")
 
@@ -77,6 +77,12 @@ def offered_in(reply: Sequence[Any]) -> Offered | None:
         gives_up=gives_up == b"1",
         since=since / 1000,
     )
+
+
+def done_in(claim: Claim, reply: Sequence[Any]) -> Done:
+    """The done note of the claim's own attempt, from a reply that opens with "done"."""
+    _, note, left = reply
+    return Done(notes.decode(note), claim.done_ttl - left / 1000 if left >= 0 else 0.0)
 
 
 def seconds_in(ms: int) -> float | None:

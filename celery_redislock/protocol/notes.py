@@ -21,7 +21,9 @@ ENDED: Final = "0"
 EXPECTS_RESULT: Final = "1"
 #: The task's body has ended. Celery publishes the tasks that follow, and stores no result as proof.
 PUBLISHING: Final = "c"
-_REPLACED: Final = "r"
+#: The attempt was replaced, and has not begun, or its run has not ended: who meets this note ends
+#: it. If it has ended, or another process stores its result, the note has one of the kinds above.
+REPLACED: Final = "r"
 LASTING: Final = "+"
 
 
@@ -29,7 +31,7 @@ class Note(NamedTuple):
     """A done note.
 
     Attributes:
-        kind: `ENDED`, `EXPECTS_RESULT` or `PUBLISHING`.
+        kind: `ENDED`, `EXPECTS_RESULT` or `PUBLISHING`; or `REPLACED`.
         sent: the identity of the attempt's message, "" if it has none.
         replaced_by: the task that replaced the attempt, which therefore must not run; or None.
     """
@@ -57,15 +59,17 @@ def lasting(kind: str) -> str:
     return f"{LASTING}{kind}" if kind else ""
 
 
-def encode_replaced(by: str) -> str:
+def encode_replaced(by: str, kind: str = "") -> str:
     """The note that an attempt was replaced by the task in this `holders.successor_text`."""
-    return f"{_REPLACED}{by}"
+    return f"{REPLACED}{kind}{by}"
 
 
 def decode(text: bytes) -> Note:
     """The note with that text."""
     text = text.removeprefix(LASTING.encode())
     kind, rest = text[:1].decode(errors="replace"), text[1:]
-    if kind == _REPLACED:
-        return Note(ENDED, replaced_by=holders.successor_of(rest) or Holder())
-    return Note(kind, rest.decode(errors="replace"))
+    if kind != REPLACED:
+        return Note(kind, rest.decode(errors="replace"))
+    by = rest.lstrip(f"{ENDED}{EXPECTS_RESULT}{PUBLISHING}".encode())
+    kind = rest.removesuffix(by).decode() or REPLACED
+    return Note(kind, replaced_by=holders.successor_of(by) or Holder())

@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from . import entries, holders
-from .claims import Claim, Free, Full, Look, Older, Parked, Parking, to_ms
+from .claims import Claim, Done, Free, Full, Look, Older, Parked, Parking, to_ms
 from .clock import clock
-from .exchange import UNKNOWN_TTL, Call, Query, nothing, offered_in, seconds_in
+from .exchange import UNKNOWN_TTL, Call, Query, done_in, nothing, offered_in, seconds_in
 from .keys import LockKeys
 from .suspensions import suspension_in
 
@@ -27,7 +27,7 @@ DROP_COUNT: Final = 50
 
 def park(
     claim: Claim, parking: Parking, replaces: Sequence[bytes] = ()
-) -> Call[Parked | Free | Full | Older]:
+) -> Call[Parked | Free | Full | Older | Done]:
     """Put a task into the lock's waiting room.
 
     Args:
@@ -56,16 +56,18 @@ def park(
         *(entries.slot_of(claim.task), *replaces),
     )
     wider = partial(_with_notes, partial(park, claim, parking), replaces)
-    return Call("park", keys, args, _park_answer, claim.ttl, wider=wider)
+    return Call("park", keys, args, partial(_park_answer, claim), claim.ttl, wider=wider)
 
 
 def _ms_or_nothing(seconds: float | None) -> int | str:
     return "" if seconds is None else to_ms(seconds)
 
 
-def _park_answer(reply: Any, sent_at: float) -> Parked | Free | Full | Older:
+def _park_answer(claim: Claim, reply: Any, sent_at: float) -> Parked | Free | Full | Older | Done:
     if reply[0] == b"full":
         return Full()
+    if reply[0] == b"done":
+        return done_in(claim, reply)
     if reply[0] == b"older":
         return Older(reply[1].decode(), *(holders.parse(value, None) for value in reply[2:]))
     replaced = dict(entries_in(reply[1]))

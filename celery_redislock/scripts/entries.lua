@@ -100,7 +100,7 @@ local function some_of(hash, most)
 end
 
 -- A replaced entry that may have no result yet, as text: its successor's task id, the entry, and the
--- ms at which it was replaced.
+-- ms at which somebody last began to store its result.
 local function ended_text(successor, entry, ms)
   return cjson.encode({successor, entry, string.format('%.0f', ms)})
 end

@@ -65,13 +65,17 @@ end
 local offered = give_up() or offer(true, true)
 local too_long = redis.call('ZRANGEBYSCORE', sent, '-inf', now - longest, 'LIMIT', 0, AT_ONCE)
 
--- Whoever replaced an entry stores its result. If that takes too long, it died: another one does it.
+-- Whoever replaced an entry stores its result. If that takes too long, it died: this caller does it, and
+-- nobody else meanwhile.
 local some, without_result, due = some_of(ended, AT_ONCE), {}, nil
 for i = 1, #some, 2 do
-  local _, _, ms = ended_of(some[i + 1])
+  local successor, entry, ms = ended_of(some[i + 1])
   local again_at = (ms or 0) + look_again
   if again_at <= now then
     without_result[#without_result + 1], without_result[#without_result + 2] = some[i], some[i + 1]
+    if entry then
+      redis.call('HSET', ended, some[i], ended_text(successor, entry, now))
+    end
     again_at = now + look_again
   end
   due = math.min(due or math.huge, again_at)

@@ -1,7 +1,8 @@
 -- Part of other scripts: a done note, as text. `protocol/notes.py` is the same in Python;
 -- tests/contract/scripts/test_formats.py compares the two.
 
--- How a done note begins: the attempt must not run, since another task replaced it; or it is over.
+-- How a done note begins: the attempt must not run, since another task replaced it; or it is over. What
+-- was replaced has such a kind too, if its end is not up to the message that meets the note.
 local REPLACED_NOTE, ENDED_NOTE = 'r', '0'
 -- A lasting note begins with this: it stays after the ack, since there may be another copy.
 local LASTING = '+'
@@ -16,12 +17,23 @@ local function says_replaced(key)
   return string.sub(redis.call('GET', key) or '', 1, 1) == REPLACED_NOTE
 end
 
+-- The note of an attempt that was replaced by this one. With ENDED_NOTE, its result is stored for it:
+-- no message of its own may do that, too.
+local function replaced_note(successor, kind)
+  return REPLACED_NOTE .. (kind or '') .. successor
+end
+
 -- Leave this note of an attempt that is over. What was replaced stays noted as replaced, whatever
 -- becomes of its copies: one that came earlier must not take its successor's place in the room.
 local function note_over(key, note, ttl)
   -- This comes first: a full server takes the note only after a write that needs no memory.
   local is_there = redis.call('PEXPIRE', key, ttl) == 1
-  if not (is_there and says_replaced(key)) then
+  local before = is_there and redis.call('GET', key) or ''
+  local kind, successor = string.match(before, '^' .. REPLACED_NOTE .. '(%w?)(%[.*)$')
+  local new_kind = string.match(note, '%w')
+  if not successor then
     redis.call('SET', key, note, 'PX', ttl)
+  elseif kind ~= ENDED_NOTE and new_kind ~= REPLACED_NOTE then
+    redis.call('SET', key, replaced_note(successor, new_kind), 'PX', ttl)
   end
 end

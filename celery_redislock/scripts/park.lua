@@ -24,8 +24,9 @@
 --       until the next look at the room, the value of the lock, or of one of its slots, or "", and
 --       the suspension that keeps the task from the lock, as JSON, if there is one}
 --       {"full"}  no more may wait
---       {"older", task id}  the task that it would replace arrived later, or has replaced it; and waits
+--       {"older", task id}  the task that it would replace arrived later, and waits
 --       {"older", "", value}  the task that it would replace arrived later, and has the lock
+--       {"done", the note, ms until it expires}  another task has replaced it, as the note says
 --       {"notes", id...}  nothing was done; ask again with the notes of these, too
 --       {"ask", as in "parked", {}}  the task need not wait: acquire now
 
@@ -38,7 +39,6 @@ local known = {unpack(ARGV, 19)}
 local slots = {lock, unpack(KEYS, 12, #KEYS - #known)}
 local their_notes = {unpack(KEYS, #KEYS - #known + 1)}
 
-local AGAIN = 50  -- of so many replaced entries, one that asks again learns which it replaced
 local limit, publishes = tonumber(most), true
 local time = redis.call('TIME')
 -- include values.lua
@@ -64,21 +64,6 @@ local function holder_in(slot)
   return current, holder and not is_newer(holder) and holder or nil
 end
 
--- Of a task that is in the room, and asks again because the reply was lost: ids and entries of those
--- that it replaced, as far as they may have no result yet.
-local function replaced_before()
-  local found = {}
-  local some = state_of(member).id == id and some_of(ended, AGAIN) or {}
-  for i = 1, #some, 2 do
-    local successor, its_entry = ended_of(some[i + 1])
-    if successor == task_id then
-      found[#found + 1] = some[i]
-      found[#found + 1] = its_entry
-    end
-  end
-  return found
-end
-
 local suspension = suspension_of(string.sub(pending, 2))
 if suspension then
   replace_after = ''  -- what runs goes on
@@ -91,7 +76,7 @@ for _, slot in ipairs(slots) do
   if suspension and is_own and holder.queued and string.find(id, ':0.0', -4, true) then
     redis.call('DEL', slot)  -- its place in the room takes that of its reservation
   elseif is_own or holder and holder.reserved and not waits_first and not suspension then
-    return {'ask', replaced_before(), {}}
+    return {'ask', {}, {}}
   else
     held_by = type(current) == 'string' and current or held_by
   end
@@ -101,7 +86,7 @@ local before = redis.call('HGET', entries, member)
 local state = state_of(member)
 local is_there = before and state.id == id
 if not (waits_first or suspension) and (is_there or not before) and may_go(member) then
-  return {'ask', replaced_before(), {}}
+  return {'ask', {}, {}}
 end
 
 local function parked(replaced)
@@ -129,7 +114,7 @@ if is_there then
       redis.call('ZADD', deadlines, gives_up_at, member)
     end
   end
-  return parked(replaced_before())
+  return parked({})
 end
 
 -- A task that a worker kept back must not end a task that arrived later. Of two that one worker
@@ -144,10 +129,12 @@ local function is_newer(its_arrival, its_receipt)
 end
 
 if before then
-  local _, its_arrival = times_of(before)
   -- Of two that arrived at the same time, each would replace the other.
-  local was_replaced = says_replaced(done_note)
-  if was_replaced or is_newer(its_arrival, state.receipt) then
+  if says_replaced(done_note) then
+    return {'done', redis.call('GET', done_note), redis.call('PTTL', done_note)}
+  end
+  local _, its_arrival = times_of(before)
+  if is_newer(its_arrival, state.receipt) then
     return {'older', parts_of(state.id) or state.id}
   end
 end
@@ -202,7 +189,7 @@ if before then
   -- The newest call gets the place of the one before, whose message may be on its way.
   redis.call('ZREM', sent, member)
   redis.call('ZREM', deadlines, member)
-  redis.call('SET', notes[state.id], REPLACED_NOTE .. successor, 'PX', done_ttl)
+  redis.call('SET', notes[state.id], replaced_note(successor, ENDED_NOTE), 'PX', done_ttl)
   redis.call('HSET', ended, state.id, ended_text(task_id, before, now))
   replaced = {state.id, before}
 end
@@ -223,7 +210,7 @@ local function replace(slot)
   local waits, its_id = holder.queued or holder.held, id_replaced(holder)
   if its_id then
     local lives = math.max(redis.call('PTTL', slot), tonumber(done_ttl))
-    redis.call('SET', notes[its_id], REPLACED_NOTE .. successor, 'PX', lives)
+    redis.call('SET', notes[its_id], replaced_note(successor), 'PX', lives)
   end
   if waits and its_id then
     local rest = rest_of_pause(current, now)

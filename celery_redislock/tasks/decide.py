@@ -433,17 +433,16 @@ def _behind(facts: Facts, state: State, outcome: Outcome, busy: Busy) -> PutOff:
 def _done(facts: Facts, state: State, done: Done) -> tuple[State, Step]:
     """End a copy of a message whose task has run; run what is no copy, or whose run died."""
     message, note = state.message, done.note
-    if note.replaced_by is not None:
+    if note.kind == notes.REPLACED:
         # The replaced run may have ended within its grace, with a result of its own.
         by = TurnedAway(Outcome.REPLACED, note.replaced_by)
         return state, HasResult(done) if facts.began or message.copied else by
-    if note.is_of_another_message(message.sent):
-        return state, AGAIN
     # A task may be sent again under the same id, after its run ended. That can be told from a copy
     # only if this broker says which messages are copies.
     says_copies = message.sent or not facts.locks.redelivery.copies_any_time
     is_copy = message.copied or note.is_of(message.sent) or not says_copies
-    if not is_copy and max(message.age, message.waited) < done.age:
+    is_anew = not is_copy and max(message.age, message.waited) < done.age
+    if note.replaced_by is None and (is_anew or note.is_of_another_message(message.sent)):
         return state, AGAIN
     if note.kind == notes.ENDED:
         return state, HAS_RUN
@@ -455,7 +454,7 @@ def _done(facts: Facts, state: State, done: Done) -> tuple[State, Step]:
 def _looked_up(state: State, asked: HasResult, has_result: bool | None) -> tuple[State, Step]:
     done = asked.done
     by = state.message.replaced_by if done is None else done.note.replaced_by
-    if by is not None:
+    if by is not None and (done is None or done.note.kind == notes.REPLACED):
         return state, HAS_RUN if has_result else TurnedAway(Outcome.REPLACED, by)
     assert done is not None
     # Its result is stored, and what follows it is published.
@@ -468,10 +467,12 @@ def _died(state: State, done: Done) -> tuple[State, Step]:
     """The process died after the body, before Celery stored the result or published what follows;
     or that is still under way.
     """
-    copy = state.learn(began=True, copied=True)
+    copy, by = state.learn(began=True, copied=True), done.note.replaced_by
     if done.age < RESULT_DUE:
         # The next message must count as a copy too, though it is received later.
         return copy, PutOff(1.0)
+    if by is not None:
+        return copy, TurnedAway(Outcome.REPLACED, by)
     return copy._replace(reruns=True), Try(again=True, reruns=True)
 
 

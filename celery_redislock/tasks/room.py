@@ -78,7 +78,7 @@ def _look(app: Any, keys: LockKeys, ttl: float, passed_over: list[str]) -> Look:
     if reply.too_long:
         _end_untaken(app, keys, ttl, reply.too_long)
     for entry_id, (successor, text) in reply.ended.items():
-        end_replaced(app, keys, ttl, entry_id, text, successor)
+        end_replaced(app, keys, ttl, entry_id, text, successor, again=True)
     return reply
 
 
@@ -323,8 +323,10 @@ def end_replaced(
     text: str,
     successor: str,
     unknown: bool = False,
+    again: bool = False,
 ) -> None:
-    """Store the result of a task that was replaced in, or dropped from, the room. Safe to do twice.
+    """Store the result of a task that was replaced in, or dropped from, the room. Nobody else does:
+    neither a copy of its message, nor another process for the next `rooms.ENDED_AGAIN` seconds.
 
     An error is logged, and a worker that looks after the rooms tries again.
 
@@ -336,13 +338,14 @@ def end_replaced(
         text: the entry.
         successor: the id of the task that replaced it; "" if an operator dropped it.
         unknown: allow a task that the app does not know; else that is left to other workers.
+        again: another process may have stored the result, and has died or is late.
     """
     with only_logged(
         "redislock: could not store the result of %s, which was replaced or dropped; will try"
         " again",
         entry_id,
     ):
-        if not _store_replaced(app, keys, entry_id, text, successor, unknown):
+        if not _store_replaced(app, keys, entry_id, text, successor, unknown, again):
             return
         try:
             app_locks(app).server.ask(forget_ended(keys, entry_id, ttl))
@@ -352,9 +355,11 @@ def end_replaced(
 
 
 def _store_replaced(
-    app: Any, keys: LockKeys, entry_id: str, text: str, successor: str, unknown: bool
+    app: Any, keys: LockKeys, entry_id: str, text: str, successor: str, unknown: bool, again: bool
 ) -> bool:
-    """Store the result. False if that is left to others: the task is another project's."""
+    """Store the result, unless one is stored. False if that is left to others: the task is another
+    project's.
+    """
     try:
         entry = Entry.load(text)
         waiter = _believed(app, keys, entry, entry.load_for(app, unknown))
@@ -365,6 +370,8 @@ def _store_replaced(
             "redislock: %s was replaced or dropped from the room of %s, and gets no result: %s",
             entry_id, keys.lock, exc,
         )  # fmt: skip
+        return True
+    if again and _has_ended(waiter, entry):
         return True
     task, args, kwargs, options, own = waiter
     by = Holder(task=entry.task, task_id=successor) if successor else None

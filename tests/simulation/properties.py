@@ -178,19 +178,44 @@ def each_ends_as_its_policy_says(course: Course) -> None:
 
 @prop
 def each_ends_once(course: Course) -> None:
-    """guarantees.md: "A redelivered copy ... runs only if the holder dies"."""
+    """guarantees.md: "It runs only if the holder dies, or its lock is broken"; "A replaced task
+    ends once".
+    """
+    if _outage(course) or _happened(course, "lose broker", "double"):
+        return
     for call in course.calls.values():
-        states = course.states.get(call.task_id, [])
-        ends = [state for _, state, _ in states if state in FINAL]
-        most = 1 + course.killed.get(call.task_id, 0)
-        if any(each.option == "hard" for each in course.plan.specs):
-            most *= 3  # Celery stores such a failure twice, and that of what comes after it
-        if "expires" in call.options and course.plan.visibility is not None:
-            most += 1  # Celery itself ends a copy that has expired, though the task runs
-        if call.does[:1] == ["replace"]:
-            most += 1  # it may be told to end just as it has sent its replacement
-        if len(ends) > most and not (_outage(course) or _happened(course, "lose broker", "double")):
+        ends = [state for _, state, _ in course.states.get(call.task_id, []) if state in FINAL]
+        if len(ends) > _most_ends(course, call):
             course.failed("each ends once", f"{call.name}: {ends}")
+
+
+def _most_ends(course: Course, call: Call) -> int:
+    most = 1 + course.killed.get(call.task_id, 0) + _broken(course, call) + _stopped(course, call)
+    if call.spec.option == "hard":
+        most *= 3  # Celery stores such a failure twice before it kills the body, which may end
+    if "expires" in call.options:  # Celery itself ends each copy that has expired
+        most += len(course.published(call.task_id)) - (course.plan.visibility is None)
+    before = [course.calls[each] for each in call.after if each in course.calls]
+    return most + sum(_most_ends(course, each) - 1 for each in before)  # their failures are its own
+
+
+def _broken(course: Course, call: Call) -> int:
+    """How many of its runs had their locks broken."""
+    return sum(
+        what == "break" and key == run.key and run.began <= at + 1.0 and not (run.ended or at) < at
+        for run in course.runs
+        if run.task_id == call.task_id
+        for at, what, key in course.operated
+    )
+
+
+def _stopped(course: Course, call: Call) -> int:
+    """How many processes may have been stopped while they stored that it was replaced.
+    guarantees.md: "if that process was only stopped meanwhile, its end is stored twice".
+    """
+    stops = [ends - at for at, ends, kind in course.happened if kind == "stop child"]
+    is_replaced = "TaskReplaced" in str(course.states.get(call.task_id))
+    return sum(each > 5.0 for each in stops) if is_replaced else 0
 
 
 @prop

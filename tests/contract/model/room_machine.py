@@ -143,6 +143,7 @@ class RoomMachine(RuleBasedStateMachine):
         #: Those that were replaced or dropped, and have no result: their successors, and entries.
         self.ended: dict[str, tuple[str, str]] = {}
         self.ended_at: dict[str, int] = {}
+        self.ended_again: set[str] = set()
         for policy in ["queue"] * limit + behind:
             self.one_is_sent(policy, is_late=False)
         while self.refused:
@@ -512,25 +513,22 @@ class RoomMachine(RuleBasedStateMachine):
             task.name, name, in_front=in_front, arrived=task.arrived / 1000, quiet=quiet, **how
         )
         self._met("park", reply)
-        told_before = {
-            entry_id: entry
-            for entry_id, (successor, entry) in self.ended.items()
-            if successor == self.room.task_id(task.name)
-            and (is_mine or (there is None and name == self._id(task)))
-        }
         if task in self.inside or (
             quiet is None and (is_mine or there is None) and self._may_go(there)
         ):
-            assert reply == Free(told_before)
+            assert reply == Free({})
             self._asks(message, name)
         elif is_mine:
             assert isinstance(reply, Parked)
-            assert reply.replaced == told_before
+            assert reply.replaced == {}
             assert there is not None
             if quiet is None:
                 there.due, there.sent, there.deadline = 0, None, there.gives_up_at
             self._is_published(reply.offered, self._next())
-        elif there and (there.task.arrived > task.arrived or task.is_replaced):
+        elif there and task.is_replaced:
+            assert isinstance(reply, Done)
+            self._leaves(message)
+        elif there and there.task.arrived > task.arrived:
             assert reply == Older(self.room.task_id(there.task.name))
             self._ends(message, self.room.claim(task.name), "replaced")
         elif there is None and "limit" in how and len(self.waiting) >= how["limit"]:
@@ -610,13 +608,15 @@ class RoomMachine(RuleBasedStateMachine):
         assert noted <= self.room.now, "their results are to be stored now"
 
     def _stores_results(self, ended: dict[str, tuple[str, str]]) -> None:
-        """Those who should have stored them have died."""
+        """Those who should have stored them have died. So has the next one."""
         soon = int(rooms.ENDED_AGAIN * 1000)
         late = {e for e, at in self.ended_at.items() if at + soon <= self.room.now}
         assert ended == {entry_id: self.ended[entry_id] for entry_id in late}
-        for entry_id in late:
+        for entry_id in late & self.ended_again:
             self.store.ask(rooms.forget_ended(self.room.keys, entry_id, TTL))
             del self.ended[entry_id], self.ended_at[entry_id]
+        self.ended_at |= dict.fromkeys(late - self.ended_again, self.room.now)
+        self.ended_again |= late
 
     # -- small things -----------------------------------------------------------------------------
 

@@ -216,10 +216,35 @@ def noted(run_lua: Lua, ended: str, text: str | None) -> bytes:
 
 
 def test_a_done_note_says_the_same_to_both(run_lua: Lua) -> None:
-    assert run_lua("REPLACED_NOTE .. a[1]", SUCCESSOR) == notes.encode_replaced(SUCCESSOR)
     others = (notes.ENDED, notes.EXPECTS_RESULT, notes.PUBLISHING)
-    assert run_lua("REPLACED_NOTE") not in others
+    assert run_lua("REPLACED_NOTE") == notes.REPLACED not in others
     assert notes.decode(run_lua("ENDED_NOTE").encode()).kind == notes.ENDED
+    by = holders.successor_of(SUCCESSOR.encode())
+    replaced = run_lua("replaced_note(a[1])", SUCCESSOR)
+    assert replaced == notes.encode_replaced(SUCCESSOR)
+    assert notes.decode(replaced.encode()) == notes.Note(notes.REPLACED, replaced_by=by)
+    for kind in others:
+        replaced = run_lua("replaced_note(a[1], a[2])", SUCCESSOR, kind)
+        assert notes.decode(replaced.encode()) == notes.Note(kind, replaced_by=by)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kind"),
+    [
+        ("", "1", "1"), ("", "+0", "0"), ("1", "+cid", "c"), ("c", "0", "0"),
+        ("0", "1", "0"), ("", "r", "r"), ("1", "r", "1"),
+    ],
+)  # fmt: skip
+def test_what_was_replaced_is_noted_as_replaced_whatever_is_noted_after_that(
+    run_lua: Lua, first: str, second: str, kind: str
+) -> None:
+    later = second.replace("r", notes.encode_replaced(SUCCESSOR.replace("task", "other")))
+    first_note = run_lua("replaced_note(a[1], a[2])", SUCCESSOR, first)
+    run_lua("redis.call('SET', entries .. ':note', a[1])", first_note)
+    run_lua("note_over(entries .. ':note', a[1], 9999)", later)
+    note = notes.decode(run_lua("redis.call('GET', entries .. ':note')").encode())
+    by = holders.successor_of(SUCCESSOR.encode())
+    assert note == notes.Note(kind, replaced_by=by)
 
 
 # -- what is in a waiting room ------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from celery_redislock import Holder
-from celery_redislock.protocol import calls, holders, rooms
+from celery_redislock.protocol import calls, holders, notes, rooms
 from celery_redislock.protocol.claims import (
     EXTENDED,
     Claim,
@@ -19,7 +19,6 @@ from celery_redislock.protocol.claims import (
     Older,
     Parked,
 )
-from celery_redislock.protocol.notes import EXPECTS_RESULT
 from celery_redislock.protocol.tokens import new_token
 from tests.contract.claims import extended
 from tests.contract.clocks import clock
@@ -109,7 +108,7 @@ def test_what_was_replaced_stays_so_though_its_process_settles_after_others_did(
     older = room.take("older")
     assert isinstance(replaces(room, "newer"), Parked)
     room.settle(older)
-    room.settle(older, note=EXPECTS_RESULT, always=True)
+    room.settle(older, note=notes.EXPECTS_RESULT, always=True)
     assert told(room, "older") == successor(room, "newer")
 
 
@@ -138,27 +137,52 @@ def test_a_copy_of_what_is_to_end_for_another_waits_while_it_runs(room: Room) ->
 # -- who waits ----------------------------------------------------------------------------------
 
 
-def test_a_task_that_is_asked_for_again_says_again_what_it_replaced(room: Room) -> None:
+def kind_of(room: Room, task: str, **options: Any) -> str:
+    """What the done note says to a message of that task about its end."""
+    reply = room.store.run(calls.acquire(room.claim(task, **options)))
+    assert isinstance(reply, Done), reply
+    return reply.note.kind
+
+
+def test_who_replaces_a_waiting_task_alone_stores_its_result(room: Room) -> None:
+    """If it dies, one of those who look does. A message of that task never does."""
     room.take("runs")
     assert isinstance(replaces(room, "first"), Parked)
     found = replaces(room, "second").replaced
-    assert [*found] == [room.entry_id("first")]
-    assert replaces(room, "second").replaced == found, "the reply was lost"
+    assert found == {room.entry_id("first"): room.entry("first")}
+    assert replaces(room, "second").replaced == {}, "it was told so before"
+    assert kind_of(room, "first") == notes.ENDED
 
-    for _ in range(2):
-        assert room.parks("other", "=other.task").replaced == {}
-    room.store.ask(rooms.forget_ended(room.keys, room.entry_id("first"), TTL))
-    assert replaces(room, "second").replaced == {}, "it has its result"
+    assert room.look().ended == {}
+    room.pass_time(rooms.ENDED_AGAIN)
+    expected = {room.entry_id("first"): (room.task_id("second"), room.entry("first"))}
+    for _ in range(3):
+        assert room.look().ended == expected
+        assert room.look().ended == {}, "one of several looks"
+        room.pass_time(rooms.ENDED_AGAIN)
+    room.store.run(calls.mark_done(room.claim("first")))
+    assert kind_of(room, "first") == notes.ENDED
 
 
-def test_what_may_go_says_again_what_it_replaced(room: Room) -> None:
+def test_who_may_go_at_once_stores_the_result_of_whom_it_replaced(room: Room) -> None:
     holder = room.take("runs")
     assert isinstance(replaces(room, "first"), Parked)
     room.settle(holder)
-    found = replaces(room, "second")
-    assert isinstance(found, Free)
-    assert [*found.replaced] == [room.entry_id("first")]
-    assert replaces(room, "second") == found, "the reply was lost"
+    assert replaces(room, "second") == Free({room.entry_id("first"): room.entry("first")})
+    assert replaces(room, "second") == Free({})
+
+
+def test_what_did_not_wait_in_the_room_ends_itself(room: Room) -> None:
+    """A message of it that comes stores that it was replaced, unless its run has ended."""
+    older = room.take("older", says={"arrived": 1.0})
+    replaces(room, "newer")
+    room.settle(older, note=notes.EXPECTS_RESULT, always=True)
+    assert kind_of(room, "older") == notes.EXPECTS_RESULT
+
+    newer = room.take("newer", member=SLOT)
+    room.store.run(calls.keep(newer, holders.held_for_retry(newer.value), 60))
+    replaces(room, "newest")
+    assert kind_of(room, "newer", attempt=1) == notes.REPLACED
 
 
 def test_a_replaced_task_stays_replaced_when_one_of_its_copies_ends(room: Room) -> None:
@@ -166,9 +190,11 @@ def test_a_replaced_task_stays_replaced_when_one_of_its_copies_ends(room: Room) 
     room.take("runs")
     for task in ("first", "second"):
         assert isinstance(replaces(room, task, arrived=100.0), Parked)
-    assert replaces(room, "first", arrived=100.0) == older_than(room, "second")
-    room.store.run(calls.mark_done(room.claim("first")))
-    assert replaces(room, "first", arrived=100.0) == older_than(room, "second")
+    for _ in range(2):
+        reply = replaces(room, "first", arrived=100.0)
+        assert isinstance(reply, Done)
+        assert reply.note == notes.Note(notes.ENDED, replaced_by=successor(room, "second"))
+        room.store.run(calls.mark_done(room.claim("first")))
     assert told(room, "first") == successor(room, "second")
 
 

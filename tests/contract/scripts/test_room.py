@@ -14,7 +14,6 @@ from celery_redislock.protocol.claims import (
     Acquired,
     Busy,
     Done,
-    Older,
     Parked,
     Reserved,
     Settled,
@@ -237,7 +236,8 @@ def test_one_that_was_replaced_while_its_message_came_does_not_replace_the_newer
     room.take("faster")
     room.ask("first", member=SLOT)
     assert room.replaces("newer", arrived=1.0) == ["first"]
-    assert room.parks("first", SLOT, in_front=True, arrived=1.0) == Older(room.task_id("newer"))
+    reply = room.parks("first", SLOT, in_front=True, arrived=1.0)
+    assert reply.note.replaced_by.task_id == room.task_id("newer")
 
 
 @pytest.mark.parametrize("members", [(SLOT, ""), ("", SLOT)])

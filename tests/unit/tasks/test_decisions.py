@@ -172,6 +172,7 @@ FANOUT, FANOUT_COPY = (
 EAGER = Case(is_eager=True)
 SKIPPED = TurnedAway(Outcome.SKIPPED, HOLDER)
 DONE_ELSEWHERE = TurnedAway(Outcome.ALREADY_DONE)
+REPLACED, ENDS_REPLACED = done(notes.REPLACED, by=HOLDER), TurnedAway(Outcome.REPLACED, HOLDER)
 QUEUED = Waits(Outcome.QUEUED, HOLDER)
 
 
@@ -262,12 +263,25 @@ TABLE: dict[str, tuple[Case, list[Answer], list[Question], Outcomes]] = {
         Case(header={"sent": "", "redelivered": True}),
         [done(sent="", age=60.0)], [], DONE_ELSEWHERE,
     ),
-    "it was replaced": (NEW, [done(by=HOLDER)], [], TurnedAway(Outcome.REPLACED, HOLDER)),
-    "it was replaced, and had not ended": (
-        COPY, [done(by=HOLDER)], [], TurnedAway(Outcome.REPLACED, HOLDER),
+    "it was replaced": (NEW, [REPLACED], [], ENDS_REPLACED),
+    "it was replaced, and had not ended": (COPY, [REPLACED], [], ENDS_REPLACED),
+    "it was replaced, but had ended": (COPY._replace(result=True), [REPLACED], [], DONE_ELSEWHERE),
+    "it was replaced where it waited": (NEW, [done(by=HOLDER)], [], DONE_ELSEWHERE),
+    "a copy of it was replaced where it waited": (COPY, [done(by=HOLDER)], [], DONE_ELSEWHERE),
+    "it was replaced where it waited for the lock again": (
+        policy(Coalesce()), [BUSY, done(by=HOLDER)], [Park(BUSY, newest=True)], DONE_ELSEWHERE,
     ),
-    "it was replaced, but had ended": (
-        COPY._replace(result=True), [done(by=HOLDER)], [], DONE_ELSEWHERE,
+    "its run was replaced, and has stored its result": (
+        COPY._replace(result=True), [done("1", by=HOLDER)], [], DONE_ELSEWHERE,
+    ),
+    "its run was replaced, and is storing its result": (
+        COPY, [done("1", by=HOLDER)], [], PutOff(1.0),
+    ),
+    "its run was replaced, and died before it stored its result": (
+        COPY, [done("1", age=6.0, by=HOLDER)], [], ENDS_REPLACED,
+    ),
+    "its run was replaced, and died before what follows was published": (
+        COPY, [done("c", age=6.0, by=HOLDER)], [], ENDS_REPLACED,
     ),
     # An ordinary conflict, and each policy.
     "skip": (policy(Skip()), [BUSY], [], SKIPPED),
