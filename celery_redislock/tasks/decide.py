@@ -438,7 +438,9 @@ def _has_own_message(facts: Facts, state: State) -> bool:
     task is lost as Celery loses it.
     """
     message = state.message
-    if message.began:  # the broker has delivered it before: it may be that run's own
+    # Else the broker has delivered it before, and it may be that run's own; or, in an outage, an
+    # earlier delivery of it may have got the lock without hearing of that, and nobody runs.
+    if message.began or message.outages:
         return False
     # A room's message may be redelivered too: not every broker says which ones are.
     return message.fanout or (message.parked and not facts.locks.redelivery.copies_any_time)

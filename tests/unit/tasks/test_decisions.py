@@ -204,6 +204,10 @@ TABLE: dict[str, tuple[Case, list[Answer], list[Question], Outcomes]] = {
     "its own run, of what the room published twice": (
         FROM_ROOM, [OWN], [], TurnedAway(Outcome.RUNS_ELSEWHERE, HOLDER),
     ),
+    "its own run, or a lock that it got in an outage": (
+        FROM_ROOM._replace(header={**FROM_ROOM.header, "deferrals": 1, "outages": 1}), [OWN], [],
+        deferred(2.0, Outcome.REDELIVERED, is_alone=False),
+    ),
     "its own run, of what the room published and the broker delivered before": (
         FROM_ROOM._replace(mark={"redelivered": True}), [OWN], [],
         deferred(1.0, Outcome.REDELIVERED, is_alone=False),
@@ -211,6 +215,10 @@ TABLE: dict[str, tuple[Case, list[Answer], list[Question], Outcomes]] = {
     "its own run, around it": (EAGER, [OWN], [], GoUnlocked()),
     "its own run, of another queue's copy": (
         FANOUT, [OWN], [], TurnedAway(Outcome.RUNS_ELSEWHERE, HOLDER),
+    ),
+    "its own lock, which another queue's copy got in an outage": (
+        Case(mark={"fanout": True}, header={"outages": 1}), [OWN], [],
+        deferred(1.0, Outcome.REDELIVERED, is_alone=False),
     ),
     "its own run, of a copy that is left alone": (
         FANOUT_COPY, [OWN], [],
