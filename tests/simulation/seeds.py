@@ -10,7 +10,16 @@ KNOWN = {
     5019: "a call that is replaced as it is published is ended twice",
     5034: "a call that is replaced as it is published is ended twice",
 }
-#: Seeds that once failed.
+#: Seeds that once failed, with their flags.
 FOUND = (
-    20156,  # a room that is due again before the next sweep was looked at too late
+    "20156",  # a room that is due again before the next sweep was looked at too late
+    # A task that lay in a long queue was published many times, and each copy was put off for as
+    # long as it ran; the last one, of a lock with two slots.
+    "1074",
+    "70158 --faults no",
+    "20147 --faults no --suspensions yes",
+    # What runs again was put off all the time while it was suspended.
+    "5000 --suspensions yes",
+    # A retry that gave up while it was suspended was published again at once, without end.
+    "81007 --faults yes",
 )
