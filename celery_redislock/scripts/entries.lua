@@ -36,6 +36,10 @@ local function times_of(entry)
   return tonumber(gives_up_at), tonumber(arrived)
 end
 
+local function without_deadline(entry)
+  return (string.gsub(entry, '^%d*', ''))
+end
+
 -- `due` is 0 for one that waits for its first chance; `first_call` and `receipt`, which says which
 -- worker received the task and when, are for a pending slot.
 local function state_of(member)

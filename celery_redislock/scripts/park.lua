@@ -110,7 +110,11 @@ if is_there then
     state.due = 0
     save_state(member, state)
     local gives_up_at = times_of(before)
-    if gives_up_at then
+    if gives_up_at and give_up_after == '' then
+      -- It gave up, and waits on all the same: with that time, it would be published at once.
+      redis.call('ZREM', deadlines, member)
+      redis.call('HSET', entries, member, without_deadline(before))
+    elseif gives_up_at then
       redis.call('ZADD', deadlines, gives_up_at, member)
     end
   end

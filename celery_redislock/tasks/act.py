@@ -33,7 +33,16 @@ from ..protocol.holders import Holder, successor_text
 from ..protocol.log import get_logger
 from ..verbs import NO_RESULT
 from . import room
-from .decide import Go, GoUnlocked, Park, PutOff, TurnedAway, Waits, longest_countdown
+from .decide import (
+    Go,
+    GoUnlocked,
+    Park,
+    PutOff,
+    TurnedAway,
+    Waits,
+    has_begun,
+    longest_countdown,
+)
 from .ends import AlreadyDone, Deferred, End, Expired, Skipped, Waiting
 from .facts import Facts
 from .locked import LockedTask
@@ -286,7 +295,7 @@ def parking_of(facts: Facts, state: State, request: Any, question: Park) -> Park
     )
     options = message_options(facts.raw, request, header, message)
     entry = Entry.of(task, request.args, request.kwargs, options, message.content_type)
-    grace = question.grace
+    grace, began = question.grace, has_begun(facts, state)
     return Parking(
         entry.sealed(task.app, facts.key).dump(),
         member=state.parks_as,
@@ -295,7 +304,7 @@ def parking_of(facts: Facts, state: State, request: Any, question: Park) -> Park
         receipt=message.receipt,
         limit=question.limit,
         give_up=question.give_up,
-        in_front=message.parked or grace is not None or (question.newest and facts.began),
+        in_front=message.parked or grace is not None or (question.newest and began),
         replace=(successor_text(task.name, facts.claim.task_id), grace),
         quiet=question.quiet,
     )

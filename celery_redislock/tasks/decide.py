@@ -38,6 +38,9 @@ EARLIER: Final = 1.0
 RESULT_DUE: Final = 5.0
 #: The longest pause in seconds between two tries while the lock server is not available.
 MOST_OUTAGE: Final = 60.0
+#: The same while its own run has the lock: it runs only if that one dies, and then soon enough if
+#: it has not slept for longer than it had waited.
+MOST_BEHIND_ITSELF: Final = 600.0
 #: Seconds for which a task is put off at least, however soon the broker redelivers.
 SHORTEST: Final = 0.5
 #: Seconds that are left to a task whose time in the waiting room is over.
@@ -313,11 +316,19 @@ def first(facts: Facts, state: State) -> Step:
     return _try(facts, state)
 
 
-def wait_for_resume(facts: Facts, state: State, busy: Busy) -> tuple[State, Step]:
-    """Wait until a suspension ends: in the waiting room, or, where there is none, by deferring."""
+def has_begun(facts: Facts, state: State) -> bool:
+    """Whether the task may have run before, by all that is known by now."""
+    return facts.began or state.message.began
+
+
+def wait_its_turn(facts: Facts, state: State, busy: Busy) -> tuple[State, Step]:
+    """Wait until a suspension ends, or for a lock although the task has begun: in the waiting room,
+    or, where there is none, by deferring.
+    """
     if not (facts.locks.is_quorum or state.message.fanout):
         # Where a newer task takes the place of an older one, what has begun runs before it.
-        return _to_room(facts, state, Park(busy, newest=facts.began and bool(facts.policy.one_run)))
+        newest = has_begun(facts, state) and bool(facts.policy.one_run)
+        return _to_room(facts, state, Park(busy, newest=newest))
     countdown = backoff(state.message.deferrals, MOST_OUTAGE, facts)
     return state, _defer(facts, state, busy, min(countdown, max(busy.remaining, SHORTEST)))
 
@@ -356,13 +367,8 @@ def step(facts: Facts, state: State, asked: Question, answer: Any) -> tuple[Stat
             state = state._replace(is_noted=noted, is_counted=facts.claim.turned_away)
         if state.first_busy is None:
             state = state._replace(first_busy=answer)
-    if state.message.fanout and not state.message.began:
-        # A task that was sent once runs once, whatever queues have copies of its message. A
-        # redelivered copy does not count, since it may be all that is left of the task.
-        if isinstance(answer, Busy) and answer.relation == "own":
-            return state, TurnedAway(Outcome.RUNS_ELSEWHERE, answer.holder)
-        if isinstance(answer, Done):
-            return state, HAS_RUN
+    if state.message.fanout and not state.message.began and isinstance(answer, Done):
+        return state, HAS_RUN  # a task that was sent once runs once, whatever queues have copies
     if isinstance(answer, Busy):
         return _busy(facts, state, asked, wish, answer)
     if isinstance(answer, Done):
@@ -404,29 +410,45 @@ def _busy(
     is_own, is_earlier = busy.relation == "own", busy.relation == "earlier"
     if facts.is_eager and (is_own or is_earlier):
         return state, GoUnlocked()  # a retry runs inside its earlier attempt, under that one's lock
-    if is_own or (state.reruns and not is_earlier):
-        # Not a duplicate, but a copy: its task's run has the lock, or has run to its end. If the
-        # holder dies, this copy is all that is left of the task. We clear `sent`: whatever the
-        # message's identity, it counts as a copy of what runs under its id.
+    if is_own and _has_own_message(facts, state):
+        return state, TurnedAway(Outcome.RUNS_ELSEWHERE, busy.holder)
+    if is_own:
+        # Not a duplicate, but a copy. If the holder dies, it is all that is left of the task. We
+        # clear `sent`: whatever the message's identity, it is a copy of what runs under its id.
         copy = state.learn(began=True, copied=True, sent="")
-        return copy, _behind(facts, copy, Outcome.REDELIVERED, busy)
+        return copy, _behind(facts, copy, Outcome.REDELIVERED, busy, MOST_BEHIND_ITSELF)
     if busy.relation == "newer" and not (facts.is_eager or state.message.cannot_come_back):
-        return state, _behind(facts, state, Outcome.DEFERRED, busy)
-    if busy.suspension is not None and facts.began and not facts.is_eager:
+        return state, _behind(facts, state, Outcome.DEFERRED, busy, facts.claim.ttl / 3)
+    is_off = busy.suspension is not None and facts.began and not facts.is_eager
+    if is_off or (state.reruns and not is_earlier):
         # What has begun is no duplicate, and no other run does its work: no policy may drop it.
-        return wait_for_resume(facts, state, busy)
+        return wait_its_turn(facts, state, busy)
     if not is_earlier:
         if wish is None:
             return state, Meet(facts.policy, busy, leaves=state.message.gave_up)
         return _in_vain(facts, state, wish, busy)
     if isinstance(asked, AwaitEarlier):
-        return state, _behind(facts, state, Outcome.RETRIED_EARLY, busy)
+        return state, _behind(facts, state, Outcome.RETRIED_EARLY, busy, facts.claim.ttl / 3)
     return state, AwaitEarlier(min(EARLIER, facts.claim.ttl / 3), wish)
 
 
-def _behind(facts: Facts, state: State, outcome: Outcome, busy: Busy) -> PutOff:
+def _has_own_message(facts: Facts, state: State) -> bool:
+    """Whether the task's run began with another message than this one: with another queue's, or
+    with one that the room published before. If that run dies, its own message comes back, or the
+    task is lost as Celery loses it.
+    """
+    message = state.message
+    # Else the broker has delivered it before, and it may be that run's own; or, in an outage, an
+    # earlier delivery of it may have got the lock without hearing of that, and nobody runs.
+    if message.began or message.outages:
+        return False
+    # A room's message may be redelivered too: not every broker says which ones are.
+    return message.fanout or (message.parked and not facts.locks.redelivery.copies_any_time)
+
+
+def _behind(facts: Facts, state: State, outcome: Outcome, busy: Busy, most: float) -> PutOff:
     """Put the task off until its other run, which has the lock, may have ended."""
-    countdown = backoff(state.message.deferrals, facts.claim.ttl / 3, facts)
+    countdown = backoff(state.message.deferrals, most, facts)
     return PutOff(countdown, outcome, busy.holder, is_alone=False)
 
 
@@ -581,10 +603,10 @@ def _to_room(facts: Facts, state: State, park: Park) -> tuple[State, Step]:
             return state, _then(park.then, park.busy)
         countdown = backoff(state.message.deferrals, facts.claim.ttl / 3, facts)
         return state, _defer(facts, state, park.busy, countdown)
-    member = slot_of(facts.task.name) if park.newest else facts.claim.entry_id
-    # A task that began is older than the newest: it waits beside its task's pending slot.
-    member = facts.claim.entry_id if facts.began else facts.claim.member or member
-    return state.waits().arrives(facts.began).parks(member), park
+    member, began = facts.claim.entry_id, has_begun(facts, state)
+    if not began:  # else it is older than the newest: it waits beside its task's pending slot
+        member = facts.claim.member or (slot_of(facts.task.name) if park.newest else member)
+    return state.waits().arrives(began).parks(member), park
 
 
 # -- pauses -----------------------------------------------------------------------------------

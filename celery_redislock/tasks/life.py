@@ -229,7 +229,7 @@ class Life:
         self._learn_facts(locks, args, kwargs, request)
         left = max(suspension.ends_at - time.time(), 0.0)
         busy = Busy(None, left, SUSPENDED, for_message=True, suspension=suspension)
-        self.state, step = decide.wait_for_resume(self.facts, self.state, busy)
+        self.state, step = decide.wait_its_turn(self.facts, self.state, busy)
         return self._follow(step)
 
     # -- facts ----------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import json
+from collections import Counter
 from collections.abc import Callable
 from queue import Empty
 from typing import Any
@@ -42,7 +43,8 @@ class Broker:
 
     Attributes:
         workers: who is woken when a message arrives.
-        published: for each task, when its messages were published.
+        published: for each task, when its messages were published, and which have a countdown.
+        again: for each task, how often the broker delivered one of its messages once more.
         is_away: it takes no messages.
         doubles: so many of the next messages are delivered twice.
     """
@@ -50,7 +52,8 @@ class Broker:
     def __init__(self, visibility: float | None) -> None:
         self.visibility = visibility
         self.workers: list[Any] = []
-        self.published: dict[str, list[float]] = {}
+        self.published: dict[str, dict[float, bool]] = {}
+        self.again: Counter[str] = Counter()
         self.is_away = False
         self.doubles = 0
         self._queues: dict[str, list[tuple[int, int, str]]] = {}
@@ -67,7 +70,8 @@ class Broker:
         if self.is_away:
             raise OperationalError("simulated: the broker is away")
         task_id = message["headers"].get("id", "")
-        self.published.setdefault(task_id, []).append(world.now)
+        is_delayed = message["headers"].get("eta") is not None
+        self.published.setdefault(task_id, {})[world.now] = is_delayed
         if self.on_publish is not None:
             self.on_publish(task_id, world.now)
         self._put(queue, json.dumps(message), int(message["properties"].get("priority") or 0))
@@ -88,6 +92,7 @@ class Broker:
             self.doubles -= 1
             baton.world.note("DOUBLED: the next message is delivered twice")
             heapq.heappush(waiting, (rank, number, text))
+            self.again[message["headers"].get("id", "")] += 1
         tag = f"{channel.channel_id}.{next(self._numbers)}"
         message["properties"]["delivery_tag"] = tag
         held = self._unacknowledged[tag] = Unacknowledged(QUEUE, text, -rank, channel)
@@ -129,6 +134,7 @@ class Broker:
             return
         del self._unacknowledged[tag]
         message = json.loads(held.text)
+        self.again[message["headers"].get("id", "")] += 1
         message["headers"]["redelivered"] = True
         message["properties"]["delivery_info"]["redelivered"] = True
         self._put(held.queue, json.dumps(message), held.priority)

@@ -226,8 +226,14 @@ class Course(baton.World):
         """The tasks of which the broker has a message."""
         return broker.broker.all_ids()
 
-    def published(self, task_id: str) -> list[float]:
-        return broker.broker.published.get(task_id, [])
+    def published(self, task_id: str, at_once: bool = False) -> list[float]:
+        """When messages of this task were published; with `at_once`, those without a countdown."""
+        published = broker.broker.published.get(task_id, {})
+        return [at for at, is_delayed in published.items() if not (at_once and is_delayed)]
+
+    def came_again(self, task_id: str) -> int:
+        """How often the broker delivered a message of this task once more."""
+        return broker.broker.again[task_id]
 
     def end_of(self, call: Call) -> str | None:
         """The last state of a call, if it is a final one; "never sent" of one that comes after one

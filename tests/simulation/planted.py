@@ -65,7 +65,10 @@ FAULTS: dict[str, Callable[[], None]] = {
     "resume wakes nobody": _script(
         "suspend", "local some_may_wait = ends", "local some_may_wait = false\nwas_there = {}"
     ),
-    "a retry is no different": _function(decide, "wait_for_resume", lambda real: _turned_away),
+    "a retry is no different": _function(decide, "wait_its_turn", lambda real: _turned_away),
+    "a copy from a room is put off": _function(
+        decide, "_has_own_message", lambda real: lambda facts, state: False
+    ),
     "nobody publishes from a room": _function(room, "publish_again", lambda real: _nothing),
     "a lock_pause is none": _script(
         "settle", "math.max(rest_of_min_hold(), tonumber(pause) or 0)", "rest_of_min_hold()"

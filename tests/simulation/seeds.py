@@ -6,11 +6,21 @@ from __future__ import annotations
 QUIET, FAULTY = range(5000, 5040), range(5000, 5040)
 #: Those among them that find what is known, and not mended yet.
 KNOWN: dict[int, str] = {}
-#: Seeds that once failed, and how they are run.
+#: Seeds that once failed, with their flags.
 FOUND = (
-    (20156, ""),  # a room that is due again before the next sweep was looked at too late
-    (70026, "--faults no"),  # who replaced a call, and asked again, ended it again
-    (72176, "--faults no"),  # copies of a call that was replaced in the room ended it, too
-    (70156, "--faults no"),  # a copy ended a run that was replaced, and was storing its result
-    (50010, "--faults no"),  # the pause of a retry that was replaced as it ran
+    # A room that is due again before the next sweep was looked at too late.
+    "20156 --faults no --suspensions yes",
+    "70026 --faults no",  # who replaced a call, and asked again, ended it again
+    "72176 --faults no",  # copies of a call that was replaced in the room ended it, too
+    "70156 --faults no",  # a copy ended a run that was replaced, and was storing its result
+    "50010 --faults no",  # the pause of a retry that was replaced as it ran
+    # A task that lay in a long queue was published many times, and each copy was put off for as
+    # long as it ran; the last one, of a lock with two slots.
+    "1074",
+    "70158 --faults no",
+    "20147 --faults no --suspensions yes",
+    # What runs again was put off all the time while it was suspended.
+    "5000 --suspensions yes",
+    # A retry that gave up while it was suspended was published again at once, without end.
+    "81007 --faults yes",
 )

@@ -35,9 +35,9 @@ def test_what_the_documents_promise_holds_in_the_courses_that_we_know(seeds, fau
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-@pytest.mark.parametrize(("seed", "how"), FOUND)
-def test_what_was_found_once_is_not_there_any_more(seed, how):
-    ran = simulate("--seed", str(seed), *how.split())
+@pytest.mark.parametrize("seed", FOUND)
+def test_what_was_found_once_is_not_there_any_more(seed):
+    ran = simulate("--seed", *seed.split())
 
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
@@ -54,15 +54,16 @@ def test_the_same_seed_is_the_same_course_with_any_hash_seed():
 
 
 @pytest.mark.parametrize(
-    ("fault", "found"),
+    ("fault", "found", "seeds"),
     [
-        ("nothing is extended", "never two inside"),
-        ("the fence is the minute", "fences rise"),
-        ("nobody publishes from a room", "every call ends"),
+        ("nothing is extended", "never two inside", "0:20"),
+        ("the fence is the minute", "fences rise", "0:20"),
+        ("nobody publishes from a room", "every call ends", "0:20"),
+        ("a copy from a room is put off", "no storm", "1070:1080"),
     ],
 )
-def test_a_planted_fault_is_found(fault, found):
-    ran = simulate("--seeds", "0:20", "--planted", fault, "--until", found)
+def test_a_planted_fault_is_found(fault, found, seeds):
+    ran = simulate("--seeds", seeds, "--planted", fault, "--until", found)
 
     assert ran.returncode == 1, ran.stdout + ran.stderr
     assert f"{found}: " in ran.stdout

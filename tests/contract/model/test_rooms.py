@@ -126,7 +126,7 @@ BROKEN: dict[str, tuple[Sequence[str], str, str, int]] = {
         ["park"], "    redis.call('ZREM', sent, member)\n    state.due", "    state.due", 5),
     "who comes and waits on is not due": (["park"], "    state.due = 0\n", "", 30),
     "who comes and waits on gives up late": (
-        ["park"], "    if gives_up_at then\n", "    if false then\n", 30),
+        ["park"], "    elseif gives_up_at then\n", "    elseif false then\n", 30),
     "who comes again enters again": (
         ["park"], "local is_there = before and state.id == id", "local is_there = false", 5),
     "who has begun goes last": (["park"], "in_front == '1' and 'LPUSH' or 'RPUSH'", "'RPUSH'", 1),

@@ -298,6 +298,21 @@ def test_one_that_gives_up_is_published_at_its_time_and_keeps_no_lock_for_itself
     assert isinstance(room.store.run(calls.acquire(other(room))), Acquired)
 
 
+def test_a_retry_that_gave_up_and_waits_on_is_published_when_the_suspension_ends(
+    room: Room,
+) -> None:
+    """No policy may drop it. With that time, it would be published at once, again and again."""
+    suspend(room, seconds=60)
+    room.park("first", give_up=30.0)
+    room.pass_time(31)
+    room.published(room.look(), "first")
+    assert isinstance(room.parks("first", in_front=True), Parked)
+    assert room.look().offered is None
+    assert room.due_in == pytest.approx(29, abs=1)
+    room.pass_time(30)
+    assert not room.published(room.look(), "first").gives_up
+
+
 def test_slots_that_runs_have_are_theirs_until_they_end(make_room) -> None:
     room = make_room(3)
     first = room.take("first")

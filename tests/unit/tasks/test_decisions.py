@@ -170,6 +170,7 @@ FANOUT, FANOUT_COPY = (
     Case(mark={"fanout": True}, header={"redelivered": True}),
 )
 EAGER = Case(is_eager=True)
+FROM_ROOM = Case(header={"parked": "this:0.0", "redelivered": True, "began": False})
 SKIPPED = TurnedAway(Outcome.SKIPPED, HOLDER)
 DONE_ELSEWHERE = TurnedAway(Outcome.ALREADY_DONE)
 REPLACED, ENDS_REPLACED = done(notes.REPLACED, by=HOLDER), TurnedAway(Outcome.REPLACED, HOLDER)
@@ -199,11 +200,26 @@ TABLE: dict[str, tuple[Case, list[Answer], list[Question], Outcomes]] = {
     "its own run": (NEW, [OWN], [], deferred(1.0, Outcome.REDELIVERED, is_alone=False)),
     "its own run, again": (
         Case(header={"deferrals": 9}), [OWN], [],
-        deferred(10.0, Outcome.REDELIVERED, is_alone=False),
+        deferred(512.0, Outcome.REDELIVERED, is_alone=False),
+    ),
+    "its own run, of what the room published twice": (
+        FROM_ROOM, [OWN], [], TurnedAway(Outcome.RUNS_ELSEWHERE, HOLDER),
+    ),
+    "its own run, or a lock that it got in an outage": (
+        FROM_ROOM._replace(header={**FROM_ROOM.header, "deferrals": 1, "outages": 1}), [OWN], [],
+        deferred(2.0, Outcome.REDELIVERED, is_alone=False),
+    ),
+    "its own run, of what the room published and the broker delivered before": (
+        FROM_ROOM._replace(mark={"redelivered": True}), [OWN], [],
+        deferred(1.0, Outcome.REDELIVERED, is_alone=False),
     ),
     "its own run, around it": (EAGER, [OWN], [], GoUnlocked()),
     "its own run, of another queue's copy": (
         FANOUT, [OWN], [], TurnedAway(Outcome.RUNS_ELSEWHERE, HOLDER),
+    ),
+    "its own lock, which another queue's copy got in an outage": (
+        Case(mark={"fanout": True}, header={"outages": 1}), [OWN], [],
+        deferred(1.0, Outcome.REDELIVERED, is_alone=False),
     ),
     "its own run, of a copy that is left alone": (
         FANOUT_COPY, [OWN], [],
@@ -244,8 +260,10 @@ TABLE: dict[str, tuple[Case, list[Answer], list[Question], Outcomes]] = {
         Case(result=True), [done(notes.PUBLISHING, age=9.0), GOT], [RERUNS], GO,
     ),
     "it runs again, and another one has the lock": (
-        NEW, [done(notes.EXPECTS_RESULT, age=9.0), BUSY], [RERUNS],
-        deferred(1.0, Outcome.REDELIVERED, is_alone=False),
+        NEW, [done(notes.EXPECTS_RESULT, age=9.0), BUSY, PARKED], [RERUNS, Park(BUSY)], QUEUED,
+    ),
+    "it runs again, and is suspended": (
+        NEW, [done(notes.EXPECTS_RESULT, age=9.0), OFF, PARKED], [RERUNS, Park(OFF)], OFF_DUTY,
     ),
     "it was sent again under its id": (NEW, [done(sent="other"), GOT], [AGAIN], GO),
     "it was sent again under its id, and has waited for long": (
@@ -588,14 +606,14 @@ def test_a_task_is_not_parked_at_once_after_one_that_waits_under_another_lock():
 
 @pytest.mark.parametrize(("case", "answers", "began", "sent"), [
     (NEW, [OWN], True, ""),
-    (NEW, [done(notes.EXPECTS_RESULT, age=9.0), BUSY], True, ""),
+    (NEW, [done(notes.EXPECTS_RESULT, age=9.0), BUSY, PARKED], True, "m"),
     (NEW, [done(notes.EXPECTS_RESULT)], True, "m"),
     (NEW, [NEWER], False, "m"),
     (RETRY, [EARLIER, EARLIER], False, "m"),
 ])  # fmt: skip
 def test_the_next_message_of_a_copy_counts_as_a_copy(case, answers, began, sent):
     walked = walk(case, answers)
-    assert isinstance(walked.decision, PutOff)
+    assert isinstance(walked.decision, PutOff | Waits)
     message = walked.state.message
     assert (message.began, message.copied, message.sent) == (began, began, sent)
 
@@ -620,6 +638,13 @@ def test_what_waits_in_the_room_may_be_there_unless_the_server_says_that_it_is_n
 ], ids=["queue", "coalesce", "a retry that coalesces", "replace"])  # fmt: skip
 def test_who_is_the_newest_of_its_name_takes_the_slot_for_it(case, member):
     assert walk(case, [BUSY, PARKED]).state.parks_as == member
+
+
+def test_what_runs_again_leaves_the_slot_to_newer_calls():
+    case = policy(Coalesce(), header={"kept": ["1|t", ""], "parked": slot_of("t")})
+    walked = walk(case, [done(notes.EXPECTS_RESULT, age=9.0), BUSY, PARKED])
+    assert walked.asked[1:] == [RERUNS, Park(BUSY, newest=True)]
+    assert walked.state.parks_as == "this:0.0"
 
 
 def test_who_begins_to_wait_notes_since_when_and_when_it_came():
@@ -791,7 +816,7 @@ def test_no_countdown_is_longer_than_half_of_the_time_until_the_broker_delivers_
     redelivery = facts.locks.redelivery._replace(after=visible)
     monkeypatch.setattr(facts.locks, "redelivery", redelivery)
     longest = math.inf if visible is None else max(visible / 2, 0.5)
-    for answer, most in ((AWAY, 60.0), (OWN, 10.0)):
+    for answer, most in ((AWAY, 60.0), (OWN, 600.0), (NEWER, 10.0)):
         decision = walk(case, [answer], facts).decision
         assert isinstance(decision, PutOff)
         assert decision.countdown == min(most, longest)
