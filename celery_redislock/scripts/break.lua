@@ -61,7 +61,7 @@ end
 if #broken > 0 then
   if redis.call('EXISTS', room) == 1 then
     look_soon()
-  elseif redis.call('EXISTS', waiters) == 1 then
+  elseif redis.call('ZRANGEBYSCORE', waiters, 0, '+inf', 'LIMIT', 0, 1)[1] then
     redis.call('DEL', wake)
     redis.call('LPUSH', wake, '1')
     redis.call('PEXPIRE', wake, longest)
