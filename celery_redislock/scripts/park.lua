@@ -130,7 +130,9 @@ if is_there then
     save_state(member, state)
     local gives_up_at = times_of(before)
     if gives_up_at then
-      redis.call('ZADD', deadlines, gives_up_at, member)
+      -- What has begun, and waits for the end of a suspension, gives up after that.
+      local is_over = suspension and gives_up_at <= now
+      redis.call('ZADD', deadlines, is_over and suspension['until'] or gives_up_at, member)
     end
   end
   return parked(replaced_before())

@@ -35,9 +35,9 @@ def test_what_the_documents_promise_holds_in_the_courses_that_we_know(seeds, fau
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-@pytest.mark.parametrize("seed", FOUND)
-def test_what_was_found_once_is_not_there_any_more(seed):
-    ran = simulate("--seed", str(seed))
+@pytest.mark.parametrize(("seed", "how"), FOUND)
+def test_what_was_found_once_is_not_there_any_more(seed, how):
+    ran = simulate("--seed", str(seed), *how.split())
 
     assert ran.returncode == 0, ran.stdout + ran.stderr
 

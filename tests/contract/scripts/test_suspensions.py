@@ -298,6 +298,21 @@ def test_one_that_gives_up_is_published_at_its_time_and_keeps_no_lock_for_itself
     assert isinstance(room.store.run(calls.acquire(other(room))), Acquired)
 
 
+def test_what_has_begun_does_not_give_up_before_the_end(room: Room) -> None:
+    """No policy may drop it: it waits on, and is not published again and again."""
+    suspend(room, seconds=60)
+    room.park("retry", give_up=5.0)
+    room.pass_time(5)
+    assert room.published(room.look(), "retry").gives_up
+
+    reply = room.parks("retry")
+
+    assert (reply.offered, room.look().offered) == (None, None)
+    assert reply.due_in == pytest.approx(55, abs=1)
+    room.pass_time(55)
+    assert room.published(room.look(), "retry").gives_up
+
+
 def test_slots_that_runs_have_are_theirs_until_they_end(make_room) -> None:
     room = make_room(3)
     first = room.take("first")
