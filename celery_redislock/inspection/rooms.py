@@ -185,7 +185,7 @@ def _fronts(
         command
         for keys in rooms
         for command in (
-            *(("LLEN", keys.room), ("ZCARD", keys.waiters)),
+            *(("LLEN", keys.room), ("ZCOUNT", keys.waiters, 0, "+inf")),
             ("LRANGE", keys.room, 0, most - 1),
         )
     ]

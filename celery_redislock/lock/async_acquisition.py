@@ -15,7 +15,7 @@ from ..protocol.calls import Release, acquire, settle
 from ..protocol.claims import Claim, Extended, Extension
 from ..protocol.clock import clock
 from ..protocol.exchange import Call
-from ..protocol.waiting import Sleep, Step, Try, waiting
+from ..protocol.waiting import Block, Sleep, Step, Try, waiting
 from ..servers.async_server import AsyncServer, InThreads
 from ..servers.server import Server
 from ..servers.threads import give_back
@@ -184,9 +184,15 @@ class AsyncAcquisition:
                     await self._wait_in_line(timeout)
         except BaseException:
             # The server may have given us the lock, or count us among those who wait for it.
-            self._release_in_thread(_RELEASE)
+            self._call_off()
             raise
+        if not self._lease.fence:
+            self._call_off()  # a request that had no reply must not take the lock later
         return self._lease.fence > 0
+
+    def _call_off(self) -> None:
+        release = self._lease.to_release(_RELEASE, past.NOT_RUN, wait=False)
+        self._release_in_thread(release)
 
     async def _wait_in_line(self, timeout: float | None) -> None:
         """Wait behind those in this loop who wait for the lock, then ask the server for it."""
@@ -231,12 +237,16 @@ class AsyncAcquisition:
         if isinstance(step, Sleep):
             return await asyncio.sleep(step.seconds)
         if isinstance(step, Try):
-            return lease.take(await self._asks.run(step.call, hold_off=step.hold_off))
-        crowd = self._asks.crowd
-        if crowd <= 1:
-            return lease.take(await self._asks.block(*step), clock())
-        await asyncio.sleep(min(step.seconds, random.uniform(*ASK_AGAIN) * crowd))
-        return lease.take(await self._asks.run(step.call, hold_off=0.0), clock())
+            asked = self._asks.run(step.call, hold_off=step.hold_off)
+        elif (crowd := self._asks.crowd) <= 1:
+            asked = self._asks.block(*step)
+        else:
+            await asyncio.sleep(min(step.seconds, random.uniform(*ASK_AGAIN) * crowd))
+            asked = self._asks.run(step.call, hold_off=0.0)
+        was_in_doubt, lease.in_doubt = lease.in_doubt, True
+        answer = await asked
+        lease.in_doubt = was_in_doubt or step.call.in_doubt
+        return lease.take(answer, clock() if isinstance(step, Block) else None)
 
     # -- what the holder may believe ------------------------------------------------------
 

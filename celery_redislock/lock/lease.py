@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..errors import LockUnavailable
 from ..protocol import notes, past
-from ..protocol.calls import Release, acquire, settle
+from ..protocol.calls import REQUEST, Release, acquire, settle
 from ..protocol.checks import check_seconds
 from ..protocol.claims import Acquired, Busy, Claim, Done, Extended, Extension, Settled
 from ..protocol.clock import clock
@@ -198,11 +198,11 @@ class Lease(Right):
         try:
             answer = self.server.run(call, hold_off=hold_off)
         finally:
-            self.in_doubt = call.in_doubt
+            self.in_doubt = self.in_doubt or call.in_doubt
         if isinstance(answer, Acquired):
             self.take(answer)
         else:
-            self.asked = False
+            self.asked = self.in_doubt
         return answer
 
     def wait(
@@ -262,7 +262,7 @@ class Lease(Right):
         self.is_released = True
         # `_replace` takes thrice as long.
         note, always, min_hold, _, leaves, publishes, _, pause, heir, died = release
-        stray, end = self.unanswered > 0 and heir is None, self.end(how)
+        stray, end = 0 if heir else self.in_doubt * REQUEST or self.unanswered > 0, self.end(how)
         return Release(note, always, min_hold, stray, leaves, publishes, end, pause, heir, died)
 
     def leave_at_end(self, heir: Heir) -> None:
@@ -326,14 +326,15 @@ class Lease(Right):
         """Take one step."""
         if isinstance(step, Ask):
             return self.server.run(step.call, once=step.once)
-        self.asked = self.in_doubt = True
+        self.asked = True
         if isinstance(step, Sleep):
             return time.sleep(step.seconds)
+        was_in_doubt, self.in_doubt = self.in_doubt, True
         if isinstance(step, Try):
             answer, at = self.server.run(step.call, hold_off=step.hold_off), None
         else:
             answer, at = self.server.block(*step), clock()
-        self.in_doubt = False
+        self.in_doubt = was_in_doubt or step.call.in_doubt
         return self.take(answer, at)
 
     # -- the heartbeat --------------------------------------------------------------------

@@ -119,8 +119,8 @@ class Right:
         deadline: when the right ends, on `clock`.
         next_beat: when to extend the lock next, on `clock`.
         counter: the bucket's fence counter when the lock was last known to be ours.
-        asked: we have asked for the lock, so the server may have given it to us.
-        in_doubt: the server may have carried out a request for the lock whose reply got lost.
+        asked: we have asked for the lock, so the server may have given it to us, or may yet.
+        in_doubt: a request for the lock had no reply: it may reach the server at any time.
         unanswered: how many extensions may reach the server at any time, and retake the lock.
         is_over: the lock was given back, or we tried to give it back.
         is_released: a release is on its way, or was: it alone finds out whether the lock was lost.
@@ -166,7 +166,7 @@ class Right:
             The answer; None if it came too late to rely on.
         """
         if not isinstance(answer, Acquired):
-            self.asked = False
+            self.asked = self.in_doubt
             return answer
         sent_at = answer.sent_at
         if at is not None and at >= sent_at + self.ttl:

@@ -59,6 +59,11 @@ _COUNTER_KEY, _HOW = 1, 6
 _LAST_COUNTER, _HIGHEST = 5, 2**53
 
 
+#: See `Release.stray`.
+EXTENSION: Final = 1
+REQUEST: Final = 2
+
+
 class Release(NamedTuple):
     """How a delivery gives back what it holds.
 
@@ -66,7 +71,8 @@ class Release(NamedTuple):
         note: the kind of done note to leave, see `notes`; "" if the task did not run to its end.
         always: leave the note also if no copy of the message was seen.
         min_hold: the lock stays taken until this many seconds after the acquisition.
-        stray: an extension of this claim may still be on its way to the server.
+        stray: what of this claim may still be on its way to the server: an `EXTENSION`, or also a
+            `REQUEST` for the lock. It must not take the lock when it comes; 0: nothing.
         leaves: the place in the waiting room that is given up, or None.
         publishes: the caller publishes the task of the waiting room that is next.
         run_end: how the run ended, see `past.end_text`; "" if there was no run.
@@ -79,7 +85,7 @@ class Release(NamedTuple):
     note: str = ""
     always: bool = False
     min_hold: float = 0.0
-    stray: bool = False
+    stray: int = 0
     leaves: Place | None = None
     publishes: bool = True
     run_end: str = ""

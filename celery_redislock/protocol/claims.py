@@ -199,6 +199,7 @@ class Parking(NamedTuple):
             one worker; "" if that is not known.
         quiet: seconds without a newer task in the slot after which it is published, and seconds
             since the slot's first task after which it is published in any case; or None.
+        in_doubt: a request of its delivery for the lock may still be on its way.
     """
 
     entry: str
@@ -211,6 +212,7 @@ class Parking(NamedTuple):
     received: float | None = None
     receipt: str = ""
     quiet: tuple[float, float] | None = None
+    in_doubt: bool = False
 
 
 class Parked(NamedTuple):

@@ -53,7 +53,7 @@ def park(
         *(claim.task_id, to_ms(claim.done_ttl), to_ms(ENDED_AGAIN), _ms_or_nothing(grace), by),
         *("" if arrived is None else f"{arrived * 1000:.3f}", f"{age * 1000:.3f}"),
         *(parking.receipt, _ms_or_nothing(quiet), _ms_or_nothing(longest)),
-        *(entries.slot_of(claim.task), *replaces),
+        *(entries.slot_of(claim.task), claim.opening if parking.in_doubt else "", *replaces),
     )
     wider = partial(_with_notes, partial(park, claim, parking), replaces)
     return Call("park", keys, args, partial(_park_answer, claim), claim.ttl, wider=wider)

@@ -162,15 +162,12 @@ end
 local function take_kept(slot, value)
   return mine == 0 and kept_off() or settled(slot, value)
 end
-if kept then
-  return take_kept(slots[kept], current[kept])
-end
 
 -- The reply if somebody else has the slot with this number, or comes before.
 local function busy(i, relation, offered)
   if how == 'wait' or how == 'woken' then
     redis.call('ZADD', waiters, now + waiter_ttl, opening)
-    redis.call('PEXPIRE', waiters, waiter_ttl)
+    keep_waiters(tonumber(waiter_ttl))
   elseif how == 'last' then
     redis.call('ZREM', waiters, opening)
   end
@@ -190,6 +187,13 @@ local function busy(i, relation, offered)
   local left = redis.call('PTTL', slot)
   -- A free slot is kept for the room; not for long.
   return {'busy', text, left == -2 and 1000 or left, relation, now, unpack(offered or {})}
+end
+
+if is_retired(opening) then  -- nobody waits for this reply
+  how, note_if_busy = 'late', ''
+  return busy(1, 'other')
+elseif kept then
+  return take_kept(slots[kept], current[kept])
 end
 
 -- The reply if the holder is another run of this task, or of the task that replaced itself with

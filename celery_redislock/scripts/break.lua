@@ -15,6 +15,7 @@ local lock_id, meant_opening, by = unpack(ARGV)
 -- include runs.lua
 -- include records.lua
 -- include entries.lua
+-- include soon.lua
 -- include history.lua
 
 local task = string.match(runs, '^[^}]*}:history:(.*)$')
@@ -44,24 +45,10 @@ for _, slot in ipairs(slots) do
     broken[#broken + 1] = current
   end
 end
--- Have a worker look at the room, under the id that it has: we may not know how many slots there are.
-local function look_soon()
-  local name, is_known = string.match(lock_id, '|(.*)$'), false
-  for _, id in ipairs(redis.call('ZRANGEBYSCORE', rooms, '-inf', '+inf')) do
-    if string.match(id, '|(.*)$') == name then
-      lock_id, is_known = id, true
-      look_now()
-    end
-  end
-  if not is_known then
-    look_now()
-  end
-end
-
 if #broken > 0 then
   if redis.call('EXISTS', room) == 1 then
     look_soon()
-  elseif redis.call('EXISTS', waiters) == 1 then
+  elseif redis.call('ZRANGEBYSCORE', waiters, 0, '+inf', 'LIMIT', 0, 1)[1] then
     redis.call('DEL', wake)
     redis.call('LPUSH', wake, '1')
     redis.call('PEXPIRE', wake, longest)

@@ -19,6 +19,7 @@ local their_notes = {unpack(KEYS, 7)}
 -- include runs.lua
 -- include records.lua
 -- include entries.lua
+-- include soon.lua
 
 local members = {}
 if not untaken[1] then
@@ -61,6 +62,6 @@ if redis.call('EXISTS', room) == 0 then
   redis.call('DEL', entries, deadlines, sent)
 end
 if reply[1] then
-  look_now()  -- if the caller dies now, a worker that looks after rooms stores their results
+  look_soon()  -- if the caller dies now, a worker that looks after rooms stores their results
 end
 return reply

@@ -19,7 +19,8 @@
 --       16 ms without a call of this member after which it is published, or "" for no such wait
 --       17 ms since the first call after which it is published in any case
 --       18 its task's pending slot
---       19.. the ids in the room of those that it replaces
+--       19 the opening of its delivery's claim, if a request for the lock may come late; or ""
+--       20.. the ids in the room of those that it replaces
 -- Reply {"parked", {id and entry of each that it replaced}, {the entry to publish, see room.lua}, ms
 --       until the next look at the room, the value of the lock, or of one of its slots, or "", and
 --       the suspension that keeps the task from the lock, as JSON, if there is one}
@@ -34,8 +35,8 @@ local lock, room, entries, rooms, ended, deadlines, sent, waiters, done_note = u
 local suspended, wake = unpack(KEYS, 10)
 local member, entry, id, most, give_up_after, in_front, lock_id, task_id = unpack(ARGV, 1, 8)
 local done_ttl, look_again, replace_after, successor = unpack(ARGV, 9, 12)
-local arrived_at, age, receipt, quiet, longest, pending = unpack(ARGV, 13, 18)
-local known = {unpack(ARGV, 19)}
+local arrived_at, age, receipt, quiet, longest, pending, late = unpack(ARGV, 13, 19)
+local known = {unpack(ARGV, 20)}
 local slots = {lock, unpack(KEYS, 12, #KEYS - #known)}
 local their_notes = {unpack(KEYS, #KEYS - #known + 1)}
 
@@ -90,6 +91,9 @@ if not (waits_first or suspension) and (is_there or not before) and may_go(membe
 end
 
 local function parked(replaced)
+  if late ~= '' then
+    retire(late)
+  end
   local offered = offer()
   -- A release may have woken this task, while it waited in a pool slot: let another one in.
   if suspension and not offered and someone_waits() and may_go('') then

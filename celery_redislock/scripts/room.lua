@@ -13,6 +13,9 @@
 --   time         TIME's reply
 --   suspended    see suspended.lua
 -- `sent` is a sorted set: the members that are under way -> ms of their first publication.
+-- `waiters` is one too: the openings of those that wait in pool slots -> ms from which one that has
+-- not asked again is dead; and of those that are over, though a request of theirs may come late ->
+-- ms until which it is refused, as a negative number.
 
 local now = ms_of(time)
 
@@ -24,14 +27,32 @@ local GOES_LAST_AFTER = 60000 -- ms after which one that does not come loses its
 local LOOKED_AT = 100         -- members at most, to find some that are not suspended
 local LOOKED_FAR = 10000      -- the same where it must be known who is next: 30 ms of the server
 
+local LATE_FOR = 120000 -- ms for which a request may come late: a system sends it again for so long
+
 local FOR_OTHERS = 3000 -- ms for which it is kept for one whom the caller cannot publish: others look
 local DECLINED = 1      -- when such a one is due: others may publish it at once, also to wait again
 
 local passed_over = {}  -- members that the caller cannot publish
 
 local function someone_waits()
-  redis.call('ZREMRANGEBYSCORE', waiters, 0, now)
-  return redis.call('EXISTS', waiters) == 1
+  redis.call('ZREMRANGEBYSCORE', waiters, -now, now)
+  return redis.call('ZRANGEBYSCORE', waiters, 0, '+inf', 'LIMIT', 0, 1)[1] ~= nil
+end
+
+local function keep_waiters(ms)
+  if redis.call('PTTL', waiters) < ms then
+    redis.call('PEXPIRE', waiters, ms)
+  end
+end
+
+-- From now on a request with this opening comes late: it must not take the lock.
+local function retire(opening)
+  redis.call('ZADD', waiters, string.format('%.0f', -now - LATE_FOR), opening)
+  keep_waiters(LATE_FOR)
+end
+
+local function is_retired(opening)
+  return (tonumber(redis.call('ZSCORE', waiters, opening) or nil) or 0) < 0
 end
 
 local function wake_one(ms)

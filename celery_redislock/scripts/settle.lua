@@ -13,7 +13,8 @@
 --       8 the run's end, for the history: "<fence>|<ms>|<how>", or only "<how>" if this script adds
 --       the rest; "" for none
 --       The rest is left out if nothing of it is said:
---       9 "1" an extension may still be on its way: it must not take the lock again
+--       9 "1" an extension may still be on its way: it must not take the lock again; "2" nor must a
+--       request for the lock, which may be on its way too
 --       10 ms since the acquisition until which the lock stays taken, or "0"
 --       11 the member that leaves the room, or ""   12 the id of its entry, see entries.lua
 --       13 ms from now for which others must not have the lock, or "0"
@@ -135,7 +136,9 @@ end
 
 local rest = 0
 if not slot then
-  redis.call('ZREM', waiters, opening)  -- who gave up a wait is none of the waiters any more
+  if not is_retired(opening) then
+    redis.call('ZREM', waiters, opening)  -- who gave up a wait is none of the waiters any more
+  end
 else
   rest = math.max(rest_of_min_hold(), pause, rest_of_pause(current, now))
   if rest > 0 then
@@ -162,7 +165,10 @@ end
 -- Do this last: a server without memory allows it only after a write that frees memory.
 leave_note()
 note_end(runs, run_end, slot and current)
-if stray == '1' then
+if stray == '2' then
+  retire(opening)
+end
+if (stray or '0') ~= '0' then
   -- That extension carries the counter as it was, and cannot take the lock again if it has risen.
   local highest = math.max(tonumber(redis.call('GET', counter) or 0) + 1, time[1] * 1000000 + time[2])
   redis.call('SET', counter, string.format('%.0f', highest))

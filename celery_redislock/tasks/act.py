@@ -283,7 +283,7 @@ def _publish(
 # -- it waits in the room ---------------------------------------------------------------------
 
 
-def parking_of(facts: Facts, state: State, request: Any, question: Park) -> Parking:
+def parking_of(facts: Facts, state: State, request: Any, question: Park, in_doubt: bool) -> Parking:
     """The data that put the task into the waiting room."""
     message, task = state.message, facts.task
     suspension = question.busy.suspension
@@ -307,6 +307,7 @@ def parking_of(facts: Facts, state: State, request: Any, question: Park) -> Park
         in_front=message.parked or grace is not None or (question.newest and began),
         replace=(successor_text(task.name, facts.claim.task_id), grace),
         quiet=question.quiet,
+        in_doubt=in_doubt,
     )
 
 

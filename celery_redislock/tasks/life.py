@@ -342,7 +342,7 @@ class Life:
         facts, claim = self.facts, self.facts.claim
         # The task is likely to replace that one: its done note can be named at once.
         before = facts.parked_before if question.newest else ""
-        parking = act.parking_of(facts, self.state, self.request, question)
+        parking = act.parking_of(facts, self.state, self.request, question, self.lease.in_doubt)
         call = park(claim, parking, [before.encode()] if before else [])
         size = len(parking.entry)
         try:

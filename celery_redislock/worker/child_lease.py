@@ -24,7 +24,7 @@ from ..errors import LockUnavailable, TaskReplaced
 from ..lock.heartbeat import heartbeat
 from ..lock.right import beat_every
 from ..protocol import notes, past
-from ..protocol.calls import Release, mark_done, settle
+from ..protocol.calls import EXTENSION, REQUEST, Release, mark_done, settle
 from ..protocol.claims import NOT_OURS, Claim, Extended, Extension
 from ..protocol.clock import clock
 from ..protocol.holders import Holder, opening_of_held
@@ -139,7 +139,8 @@ class ChildLease:
             end = self.end_reason if claim.history else ""
             if self._keep_for_retry(claim, end):
                 return  # Celery has sent the retry, or is about to
-            release = Release(stray=True, run_end=end, died=True)
+            stray = REQUEST if self._may_have_left else EXTENSION
+            release = Release(stray=stray, run_end=end, died=True)
             reply = self.server.run(settle(claim, release))
             if not reply.ours and self._finds_slot():
                 reply = self.server.run(settle(self.claim, release))
@@ -149,13 +150,19 @@ class ChildLease:
         except LockUnavailable as exc:
             if not self._failed:
                 text = "redislock: could not release the lock of dead pid %d, will try again: %s"
-                # A child that has ended its last task has given back the lock, or has said why not.
-                is_left = self._is_active or self._is_to_end or self._is_cut_short
-                logger.log(logging.ERROR if is_left else logging.DEBUG, text, self._pid, exc)
+                level = logging.ERROR if self._may_have_left else logging.DEBUG
+                logger.log(level, text, self._pid, exc)
             self._failed = True
             raise
         except Exception:
             logger.exception("redislock: could not release the lock of dead pid %d", self._pid)
+
+    @property
+    def _may_have_left(self) -> bool:
+        """Whether the child did not end its last task: else it has given back the lock, or has said
+        why not.
+        """
+        return self._is_active or self._is_to_end or self._is_cut_short
 
     @property
     def heir(self) -> Kept | None:

@@ -61,6 +61,9 @@ class Broker:
         self._unacknowledged: dict[str, Unacknowledged] = {}
         self.on_publish: Callable[[str, float], None] | None = None
 
+    def next_tag(self) -> str:
+        return f"message {next(self._numbers)}"
+
     # -- what a channel does --------------------------------------------------------------
 
     def publish(self, queue: str, message: dict[str, Any]) -> None:
@@ -93,21 +96,20 @@ class Broker:
             baton.world.note("DOUBLED: the next message is delivered twice")
             heapq.heappush(waiting, (rank, number, text))
             self.again[message["headers"].get("id", "")] += 1
-        tag = f"{channel.channel_id}.{next(self._numbers)}"
-        message["properties"]["delivery_tag"] = tag
+        properties = message["properties"]
+        if self.visibility is None:  # else all copies of a message have the tag with which it came
+            properties["delivery_tag"] = f"{channel.channel_id}.{next(self._numbers)}"
+        tag = properties["delivery_tag"]
         held = self._unacknowledged[tag] = Unacknowledged(QUEUE, text, -rank, channel)
         if self.visibility is not None:
             baton.world.after(self.visibility, lambda: self._again(tag, held))
         return tag, message
 
-    def acknowledge(self, tag: str) -> None:
-        """Forget the message, once the acknowledgement has arrived."""
-        held = self._unacknowledged.get(tag)
-        if held is None:
-            return
+    def acknowledge(self, tag: str, channel: Any) -> None:
+        """Forget the message, once the acknowledgement by this channel has arrived."""
 
         def arrive() -> None:
-            if not held.channel.is_broken:
+            if not channel.is_broken:
                 self._unacknowledged.pop(tag, None)
 
         baton.world.after(baton.world.delays.uniform(*TAKES), arrive)
@@ -172,13 +174,13 @@ class _QoS(virtual.QoS):
 
     def ack(self, delivery_tag: str) -> None:
         super().ack(delivery_tag)
-        broker.acknowledge(delivery_tag)
+        broker.acknowledge(delivery_tag, self.channel)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
         if requeue:
             broker.give_back(delivery_tag)
         else:
-            broker.acknowledge(delivery_tag)
+            broker.acknowledge(delivery_tag, self.channel)
         self._quick_ack(delivery_tag)
 
 
@@ -197,6 +199,9 @@ class Channel(virtual.Channel):
     def _get(self, queue: str, timeout: float | None = None) -> dict[str, Any]:
         return broker.take(self)[1]
 
+    def _next_delivery_tag(self) -> str:
+        return broker.next_tag()
+
     def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
         broker.publish(queue, message)
 
@@ -205,6 +210,18 @@ class Channel(virtual.Channel):
 
     def _purge(self, queue: str) -> int:
         return 0
+
+
+class _Message(virtual.Message):
+    """As RabbitMQ's: the tag is the delivery's, and none of the message's properties."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        del self.properties["delivery_tag"]
+
+
+class _RabbitChannel(Channel):
+    Message = _Message
 
 
 class Transport(virtual.Transport):
@@ -229,6 +246,7 @@ class RedisLike(Transport):
 class RabbitLike(Transport):
     """As the package sees it: kombu's transport for RabbitMQ."""
 
+    Channel = _RabbitChannel
     driver_type = driver_name = "amqp"
 
 

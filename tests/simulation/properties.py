@@ -109,6 +109,8 @@ def nothing_is_left(course: Course) -> None:
         kind = key.partition("}:")[2].partition(":")[0] or key.partition(":")[2].partition(":")[0]
         if kind in STAYS:
             continue
+        if kind == "waiters" and not course.server.look.zcount(key, 0, "+inf"):
+            continue  # redis.md: "and those that wait no more, whose requests may come late"
         if not course.all_ended() and kind in (*OF_A_ROOM, "lock", "lock2", "waiters"):
             continue  # a worker that was killed has lost calls, which may be reserved
         left = course.server.look.pttl(key)

@@ -23,4 +23,5 @@ FOUND = (
     "5000 --suspensions yes",
     # A retry that gave up while it was suspended was published again at once, without end.
     "81007 --faults yes",
+    "21084 --faults no --suspensions yes",
 )

@@ -76,6 +76,7 @@ SCENES = (
     "kept",
     "broken",
     "ahead of the clock",
+    "given up in doubt",
 )
 TICKS = (1, 1, 1, 2, 2, TTL, TTL + 1)
 TROUBLES = (
@@ -207,6 +208,10 @@ class LockMachine(RuleBasedStateMachine):
             self._hold(holder, 1, NONE)
         elif scene == "broken":
             self._break(self.processes[0], NONE)
+        elif scene == "given up in doubt":
+            self._release(holder, "", False, NONE)
+            self._ask(holder := self.deliver(1, "task", 0), trouble=Trouble(lost="for good"))
+            self._release(holder, "", False, NONE)
 
     # -- who there is -----------------------------------------------------------------------
 
@@ -354,7 +359,9 @@ class LockMachine(RuleBasedStateMachine):
 
     def _release(self, client: Client, done: str, always: bool, trouble: Trouble) -> None:
         asks, once = not client.lease.given_back, not client.right.fence
-        stray = client.lease.unanswered > 0
+        stray = int(client.lease.unanswered > 0)
+        if client.lease.in_doubt:
+            stray = calls.REQUEST
         self._expect(client.process, trouble, "settle", client.who, done, always, stray)
         how = calls.Release(note=done, always=always, publishes=False)
         settled = client.lease.release(how, past.RELEASED)
@@ -371,7 +378,8 @@ class LockMachine(RuleBasedStateMachine):
         self._expect(client.process, trouble, "keep", client.who, ticks, record)
         heir = Heir(holders.held_for_retry, countdown * TICK + client.lease.ttl)
         said = client.lease.leave_to(heir)
-        assert said is bool(self.answer and trouble.lost != "for good")
+        heard = trouble.lost != "for good"
+        assert said is bool(heard and self.answer and not client.right.lost)
         self._learn_of_loss(client, trouble)
         client.right.given_back = True
 
@@ -561,7 +569,7 @@ class LockMachine(RuleBasedStateMachine):
             self.seen.add(_called(script.removesuffix("_when_woken"), self.answer))
 
         def after() -> None:
-            if script == "settle" and arguments[3:] == (True,):
+            if script == "settle" and any(arguments[3:]):
                 self.model.counter = int(self.redis.get(KEYS.fence) or 0)  # it was moved
             if isinstance(self.answer, lock_model.Acquired):
                 if self.answer.anew:

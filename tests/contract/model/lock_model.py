@@ -17,6 +17,8 @@ TTL: Final = 3
 RESERVE: Final = 1
 WAITER_TTL: Final = 2
 DONE_TTL: Final = 5
+#: Ticks for which a request of one that has given back may come late.
+LATE_FOR: Final = 4
 #: Before a done note that stays though the message is acknowledged.
 LASTING: Final = "+"
 
@@ -96,6 +98,7 @@ class Server:
         self.lock: Lock | None = None
         self.counter = 0
         self.waiters: dict[str, int] = {}
+        self.retired: dict[str, int] = {}
         self.waiters_until: int | None = None
         self.wake_until: int | None = None
         self.broken: set[str] = set()
@@ -112,6 +115,8 @@ class Server:
         if who.task_id and not again and who.run in self.done:
             mark, until = self.done[who.run]
             return Done(mark.removeprefix(LASTING), until - self.now)
+        if who.token in self.retired:
+            return Busy("other", 0 if lock is None else lock.until - self.now)
         if lock is None:
             self._forgets_the_dead()
             return self._take(who, how)
@@ -133,7 +138,8 @@ class Server:
                 relation = "own"
                 lock.copy_seen = True
         if how in ("wait", "woken"):
-            self.waiters[who.token] = self.waiters_until = self.now + WAITER_TTL
+            self.waiters[who.token] = self.now + WAITER_TTL
+            self._keeps_waiters(WAITER_TTL)
         elif how == "last":
             self._waits_no_more(who)
         return Busy(relation, lock.until - self.now)
@@ -166,7 +172,7 @@ class Server:
         self._stands_for_a_ttl(lock)
         return "extended"
 
-    def settle(self, who: Claimant, done: str, always: bool, stray: bool = False) -> bool:
+    def settle(self, who: Claimant, done: str, always: bool, stray: int = 0) -> bool:
         lock, ours = self.lock, self.is_held_by(who)
         # If the lock is gone, so is the note of whether a copy was seen.
         copy_seen = lock is None or not ours or lock.copy_seen
@@ -181,6 +187,9 @@ class Server:
         if done and (always or copy_seen):
             done = f"{LASTING}{done}" if copy_seen else done
             self.done[who.run] = (done, self.now + DONE_TTL)
+        if stray == 2:
+            self.retired[who.token] = self.now + LATE_FOR
+            self._keeps_waiters(LATE_FOR)
         return ours
 
     def keep(self, who: Claimant, ticks: int, record: Record) -> bool:
@@ -220,7 +229,7 @@ class Server:
         if self.lock is not None and self.lock.until <= over:
             self.lock = None
         if self.waiters_until is not None and self.waiters_until <= over:
-            self.waiters, self.waiters_until = {}, None
+            self.waiters, self.retired, self.waiters_until = {}, {}, None
         if self.wake_until is not None and self.wake_until <= over:
             self.wake_until = None
         if self.broken_until is not None and self.broken_until <= over:
@@ -268,14 +277,17 @@ class Server:
 
     def _waits_no_more(self, who: Claimant) -> None:
         self.waiters.pop(who.token, None)
-        if not self.waiters:
-            self.waiters_until = None
+        self._keeps_waiters(0)
 
     def _forgets_the_dead(self) -> None:
-        """Waiters that have not asked again."""
+        """Waiters that have not asked again, and those whose requests can no longer come."""
         self.waiters = {t: until for t, until in self.waiters.items() if until > self.now}
-        if not self.waiters:
-            self.waiters_until = None
+        self.retired = {t: until for t, until in self.retired.items() if until > self.now}
+        self._keeps_waiters(0)
+
+    def _keeps_waiters(self, ticks: int) -> None:
+        until = max(self.waiters_until or 0, self.now + ticks)
+        self.waiters_until = until if self.waiters or self.retired else None
 
     def picture(self) -> dict[str, Any]:
         """All that stands on the server, to compare."""
@@ -288,9 +300,10 @@ class Server:
             picture["lock"] = (lock.state, token, lock.fence, lock.copy_seen, lock.until - self.now)
         if self.counter:
             picture["fence"] = self.counter
-        if self.waiters and self.waiters_until is not None:
+        if self.waiters_until is not None:
             left = {token: until - self.now for token, until in self.waiters.items()}
-            picture["waiters"] = (left, self.waiters_until - self.now)
+            late = {token: until - self.now for token, until in self.retired.items()}
+            picture["waiters"] = (left, late, self.waiters_until - self.now)
         if self.wake_until is not None:
             picture["wake"] = self.wake_until - self.now
         if self.broken_until is not None:

@@ -28,8 +28,9 @@ from celery_redislock.protocol.keys import LockKeys
 from celery_redislock.servers import node, restarts, server, talk
 from celery_redislock.servers.node import Node
 from celery_redislock.servers.talk import block, make_call
+from tests.contract.changed_scripts import rewritten
 
-from .lock_model import RESERVE, WAITER_TTL
+from .lock_model import LATE_FOR, RESERVE, WAITER_TTL
 
 #: The modules that go by the clock.
 CLOCKED: Final = (right, lease, waiting, server, talk, restarts)
@@ -47,7 +48,8 @@ for _, key in ipairs(redis.call('KEYS', '*')) do
   elseif left >= 0 then
     if kind == 'zset' then
       for _, member in ipairs(redis.call('ZRANGE', key, 0, -1)) do
-        redis.call('ZINCRBY', key, -passed, member)
+        local is_late = tonumber(redis.call('ZSCORE', key, member)) < 0
+        redis.call('ZINCRBY', key, is_late and passed or -passed, member)
       end
     elseif kind == 'string' then
       local value = string.gsub(redis.call('GET', key), '"acquired_at":([%d.]+)', function(at)
@@ -131,9 +133,10 @@ def _put(name: str, content: Any, now: int, left: int) -> Any:
         seen = record.get("redelivered", False)
         return (state, record["token"], record.get("fence", 0), seen, left)
     if name == "waiters":
-        openings, scores = content[::2], content[1::2]
-        until = (ticks(float(score) - now) for score in scores)
-        return (dict(zip(_tokens("".join(openings)), until, strict=True)), left)
+        scores = dict(zip(_tokens("".join(content[::2])), map(float, content[1::2]), strict=True))
+        waiters = {token: ticks(at - now) for token, at in scores.items() if at > 0}
+        late = {token: ticks(-at - now) for token, at in scores.items() if at < 0}
+        return (waiters, late, left)
     if name == "wake":
         assert content == ["1"], "more than one wake-up"
         return left
@@ -247,5 +250,6 @@ def _whole_ticks() -> Iterator[None]:
         mock.patch.object(talk, "operation_timeout", return_value=60.0),
         mock.patch.object(calls, "RESERVE", RESERVE * TICK),
         mock.patch.object(calls, "WAITER_TTL", WAITER_TTL * TICK),
+        rewritten("settle", "LATE_FOR = 120000", f"LATE_FOR = {LATE_FOR * TICK * 1000:.0f}"),
     ):
         yield

@@ -170,8 +170,9 @@ def surroundings(
         commands.append(("RPUSH", of.lock, "no lock"))
     note = dice.choice(["1", "0sent", "+0", 'r["a","b"]', ""])
     sometimes(("SET", claim.done_key, note, "PX", SPAN))
-    opening = dice.choice([claim.opening, '{"token":"waits"'])
-    sometimes(("ZADD", of.waiters, dice.choice([NOW // 1000 + 90_000, 5]), opening))
+    until, opening = dice.choice([NOW // 1000 + 90_000, 5]), '{"token":"waits"'
+    opening, until = dice.choice([(claim.opening, until), (opening, until), (opening, -until)])
+    sometimes(("ZADD", of.waiters, until, opening))
     entry = dice.choice(["first:0.0", claim.entry_id])
     sometimes(
         ("RPUSH", of.room, entry),
@@ -233,7 +234,7 @@ def to_give(seed: Any, prefix: str) -> State:
         note,
         always=dice.random() < 0.5,
         min_hold=dice.choice([0.0] * 19 + [SPAN / 1000]),
-        stray=dice.random() < 0.05,
+        stray=dice.choice([0] * 38 + [calls.EXTENSION, calls.REQUEST]),
         publishes=dice.random() < 0.5,
         run_end=end,
     )

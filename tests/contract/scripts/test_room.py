@@ -350,3 +350,16 @@ def test_nobody_is_to_look_at_a_lock_where_nothing_waited_to_be_dropped(room: Ro
     assert room.drop_all() == {}
 
     assert room.client.zscore(room.keys.rooms, room.keys.lock_id) is None
+
+
+def test_the_room_keeps_its_id_when_an_operator_who_does_not_know_the_limit_drops(
+    make_room,
+) -> None:
+    room, as_operators_know_it = make_room(2), make_room()
+    room.take_all()
+    room.park("a")
+
+    assert list(as_operators_know_it.drop_all().values()) == [room.entry("a")]
+
+    assert room.client.zrange(room.keys.rooms, 0, -1) == [room.keys.lock_id]
+    assert room.due_in < 0.5

@@ -56,9 +56,7 @@ class Case:
         return explore(protocol.start(), protocol.steps_from, always, within_reach)
 
     def _always(self) -> dict[str, Test]:
-        names = [ONE_INSIDE, NEWEST, OWN, KEPT, *self.besides]
-        if "delay" not in self.setting.faults:
-            names.append(STAYS_FREE)
+        names = [ONE_INSIDE, NEWEST, OWN, KEPT, STAYS_FREE, *self.besides]
         if not self.setting.faults & {"copy", "pause", "loss", "restart"}:
             names.append(ONE_END)
         return {name: self._test(name) for name in names}
@@ -161,6 +159,8 @@ HOLDS: Final = (
     Case("early acks, pauses, deaths of children",
          _setting(A, B, faults=("pause", "kill child"), late_acks=False)),
     Case("losses, late questions", _setting(A, B, faults=("loss", "delay"))),
+    Case("early acks, losses, late questions",
+         _setting(A, B, faults=("loss", "delay"), late_acks=False)),
     Case("pauses, late questions", _setting(A, B, faults=("pause", "delay")), big=True),
     Case("neighbours in the bucket, empty restarts",
          _setting(A, B, faults=("neighbours", "restart")), besides=(LIVES,)),
@@ -190,6 +190,9 @@ BROKEN: Final = (
          _setting(A, B, faults=("pause",), retakes="always", retakes_look=False), NEWEST),
     Case("a retake does not look whether another had the lock since",
          _setting(A, B, faults=("loss", "delay"), retakes_look=False), NEWEST),
+    Case("a question for the lock is answered though it comes late",
+         _setting(A, B, faults=("loss", "delay"), late_acks=False, refuses_what_comes_late=False),
+         STAYS_FREE),
     Case("the parent releases before its child is dead",
          _setting(A, B, parent_awaits_death=False), ONE_INSIDE),
     Case("the parent's extension makes a missing lock anew",

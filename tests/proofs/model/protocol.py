@@ -110,6 +110,8 @@ class Protocol:
         for how in ("ran", "superseded"):
             if (message, attempt, how) in state.done and not again:
                 return state, how
+        if self.rules.refuses_what_comes_late and state.deliveries[who].freed:
+            return state, "another's"  # and nobody hears it
         if state.holder is None:
             return taken
         holder = self.sent[state.holder]
@@ -128,6 +130,8 @@ class Protocol:
         if mine or (state.holder is not None and not self.rules.compares_tokens):
             wrong = "" if state.holder == who else f"{who} freed the lock of {state.holder}"
             state = state._replace(holder=None, ttl=0, wrong=wrong)
+        if any(stray.who == who for stray in state.strays):
+            state = state._replace(counted=NEIGHBOUR)  # so that a late retake is none
         return state.change(who, freed=True), "so be it"
 
     def _token(self, who: int) -> object:

@@ -25,6 +25,7 @@ class Rules:
     right_counts_from: str = "the question"  # or "the answer"
     retakes: str = "within the right"  # or "never", "always"
     retakes_look: bool = True  # whether another took the lock since: the counter has moved
+    refuses_what_comes_late: bool = True  # a question for the lock, after its asker's release
     holds_off: bool = True
     defers_copies: bool = True
     parent_awaits_death: bool = True
