@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 
 from . import tasks
+from .baton import EPOCH
 from .course import FINAL, Call, Course, Run, Suspended
 from .tasks import MAX_WAIT
 
@@ -109,7 +110,8 @@ def nothing_is_left(course: Course) -> None:
         kind = key.partition("}:")[2].partition(":")[0] or key.partition(":")[2].partition(":")[0]
         if kind in STAYS:
             continue
-        if kind == "waiters" and not course.server.look.zcount(key, 0, "+inf"):
+        now = (EPOCH + course.now) * 1000
+        if kind == "waiters" and not course.server.look.zcount(key, now, "+inf"):
             continue  # redis.md: "and those that wait no more, whose requests may come late"
         if not course.all_ended() and kind in (*OF_A_ROOM, "lock", "lock2", "waiters"):
             continue  # a worker that was killed has lost calls, which may be reserved
