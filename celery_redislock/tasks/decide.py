@@ -409,6 +409,8 @@ def _busy(
         # holder dies, this copy is all that is left of the task. We clear `sent`: whatever the
         # message's identity, it counts as a copy of what runs under its id.
         copy = state.learn(began=True, copied=True, sent="")
+        if busy.suspension is not None and not is_own:
+            return wait_for_resume(facts, copy, busy)  # a run that died left nobody to wait for
         return copy, _behind(facts, copy, Outcome.REDELIVERED, busy)
     if busy.relation == "newer" and not (facts.is_eager or state.message.cannot_come_back):
         return state, _behind(facts, state, Outcome.DEFERRED, busy)
