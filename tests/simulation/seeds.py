@@ -13,4 +13,10 @@ KNOWN = {
 #: Seeds that once failed.
 FOUND = (
     20156,  # a room that is due again before the next sweep was looked at too late
+    112,  # a rerun of a suspended lock was put off again and again
+    502,  # each parked task was asked for by itself, every two seconds
+)
+#: The same, with what is drawn in any case.
+FOUND_WITH = (
+    (452, "fail over"),  # an outage was logged as an error of ours, with its traceback
 )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from .seeds import FAULTY, FOUND, KNOWN, QUIET
+from .seeds import FAULTY, FOUND, FOUND_WITH, KNOWN, QUIET
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,9 +35,9 @@ def test_what_the_documents_promise_holds_in_the_courses_that_we_know(seeds, fau
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-@pytest.mark.parametrize("seed", FOUND)
-def test_what_was_found_once_is_not_there_any_more(seed):
-    ran = simulate("--seed", str(seed))
+@pytest.mark.parametrize(("seed", "wanted"), [*((seed, "") for seed in FOUND), *FOUND_WITH])
+def test_what_was_found_once_is_not_there_any_more(seed, wanted):
+    ran = simulate("--seed", str(seed), "--with", wanted)
 
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
