@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from celery.exceptions import SoftTimeLimitExceeded
 
+from ..errors import LockUnavailable
 from ..protocol.log import get_logger
 
 T = TypeVar("T")
@@ -45,11 +46,13 @@ def surely(work: Callable[[], T], end: Callable[[], object], what: Ending) -> T:
 @contextlib.contextmanager
 def only_logged(text: str, *arguments: Any) -> Iterator[None]:
     """Only log an error of this step: it must not change the task's outcome. A time limit is the
-    task's, and is raised.
+    task's, and is raised. An outage of the lock server is no error of ours.
     """
     try:
         yield
     except SoftTimeLimitExceeded:
         raise
+    except LockUnavailable as exc:
+        logger.warning(f"{text}: the lock server is not available: %s", *arguments, exc)
     except Exception:
         logger.exception(text, *arguments)

@@ -8,6 +8,7 @@ left, unless the server was away meanwhile.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -50,11 +51,6 @@ class Parked(NamedTuple):
         return f"{self.task.name}[{self.claim.task_id}]"
 
     @property
-    def goes_on(self) -> bool:
-        """Whether it is in the room, or runs."""
-        return self.server.ask(goes_on_elsewhere(self.claim, ()), once=True)
-
-    @property
     def has_ended(self) -> bool:
         """Whether a result of it is stored; False if that cannot be known."""
         request = Context(ignore_result=self.ignores_result)
@@ -92,7 +88,7 @@ class ParkedTasks:
     def _look(self) -> None:
         asked = [self._tasks.popleft() for _ in range(min(AT_ONCE, len(self._tasks)))]
         try:
-            there = [each for each in asked if each.goes_on]
+            there = _that_go_on(asked)
             known, self._outages = self._outages, {s: s.outage for s in self._outages}
         except BaseException:
             self._tasks.extendleft(reversed(asked))
@@ -106,7 +102,7 @@ class ParkedTasks:
 
     def _name(self, tasks: list[Parked]) -> None:
         """Name those that an outage made the server forget."""
-        there = [each for each in tasks if each.goes_on]
+        there = _that_go_on(tasks)
         ids = {id(each) for each in there}
         gone = [each for each in tasks if id(each) not in ids and not each.has_ended]
         self._tasks.extend(there)
@@ -119,6 +115,20 @@ class ParkedTasks:
                 " They will not run, unless their messages are on their way: %s",
                 len(gone), names,
             )  # fmt: skip
+
+
+def _that_go_on(tasks: Sequence[Parked]) -> list[Parked]:
+    """Those of these tasks that are in their rooms, or run."""
+    found: list[Parked] = []
+    for server in dict.fromkeys(each.server for each in tasks):
+        there = [each for each in tasks if each.server is server]
+        asked = [goes_on_elsewhere(each.claim, ()) for each in there]
+        commands = [command for query in asked for command in query.commands]
+        replies = iter(server.replies(commands, UNKNOWN_TTL, wrong_type=True))
+        for each, query in zip(there, asked, strict=True):
+            if query.read([next(replies) for _ in query.commands]):
+                found.append(each)
+    return found
 
 
 #: The process's parked tasks.

@@ -104,6 +104,11 @@ class Run:
     paused: float = 0.0
 
     @property
+    def took(self) -> float:
+        """When it asked for its lock, or soon after that."""
+        return float(getattr(self.lease, "acquired_at", self.began))
+
+    @property
     def goes_on(self) -> bool:
         return self.ended is None and self.process.is_alive
 
@@ -130,6 +135,8 @@ class Course(baton.World):
         self.taken: dict[str, list[float]] = {}
         self.killed: dict[str, int] = {}
         self.happened: list[tuple[float, float, str]] = []
+        #: From when until when the lock server's writes were lost, by a failover.
+        self.forgotten: list[tuple[float, float]] = []
         self.failures: list[tuple[str, str]] = []
         self.logged: list[tuple[float, logging.LogRecord]] = []
         self.suspended: list[Suspended] = []

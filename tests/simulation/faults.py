@@ -132,6 +132,52 @@ def _restart(course: Course, kind: str, which: int, waits: int, seconds: float, 
     _for_a_while(course, kind, seconds, down, up)
 
 
+def _fail_over(
+    course: Course, kind: str, which: int, waits: int, seconds: float, share: float
+) -> None:
+    """The last writes do not reach the replica, then the server dies, and the replica leads; with
+    some, it answers before it leads.
+    """
+    server, since = course.server, course.now
+    if server.dies is not None or server.is_down:
+        return
+    server.leave_behind()
+    course.note("FAULT: the replica of the lock server gets no more writes")
+
+    def die() -> None:
+        if server.dies is None:
+            return
+        server.dies = None
+        course.forgotten.append((since, course.now))
+        _for_a_while(course, kind, seconds, down, up)
+
+    def down() -> None:
+        server.is_down = True
+        server.cut_all()
+        if share == 0.4:
+            course.after(seconds / 2, answers)
+
+    def answers() -> None:
+        if server.is_down:
+            server.is_down = False
+            server.fail_over()
+            server.refuse(READ_ONLY)
+
+    def up() -> None:
+        if server.is_down:
+            server.is_down = False
+            server.fail_over()
+        elif share == 0.4:
+            server.refuse(None)
+
+    server.dies = (waits, die)
+    course.after(LAG, die)
+
+
+#: The most seconds of writes that a failover loses.
+LAG = 0.3
+
+
 def _refuses(why: str) -> Callable[..., None]:
     def fault(
         course: Course, kind: str, which: int, waits: int, seconds: float, *more: Any
@@ -171,6 +217,7 @@ _FAULTS: dict[str, Callable[..., None]] = {
     "double": _double,
     "restart": _restart,
     "restart empty": _restart,
+    "fail over": _fail_over,
     "full": _refuses(FULL),
     "read only": _refuses(READ_ONLY),
     "stop server": _stop_server,

@@ -5,6 +5,7 @@ once, on the world's time; `wire` brings it there.
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 from collections.abc import Callable
 from functools import cache
@@ -135,6 +136,7 @@ class LockServer:
         is_down: it refuses connections.
         stopped_until: until then it answers nothing, and executes what came meanwhile after that.
         hears: called with each command that is executed, and its reply.
+        dies: after how many more commands, and what is done then.
     """
 
     def __init__(self) -> None:
@@ -150,6 +152,9 @@ class LockServer:
         #: Blocked links, by the list for which they wait.
         self._blocked: dict[bytes, list[Any]] = {}
         self.links: list[Any] = []
+        self.dies: tuple[int, Callable[[], None]] | None = None
+        #: What its replica has; None if that has all.
+        self._replica: dict[bytes, Any] | None = None
 
     def warm_up(self) -> None:
         """Compile all scripts, before the courses."""
@@ -178,6 +183,19 @@ class LockServer:
         if empty:
             for database in self.memory.dbs.values():
                 database.clear()
+        self.cut_all()
+
+    def leave_behind(self) -> None:
+        """From now on its replica gets no more writes."""
+        self._replica = copy.deepcopy(self.memory.dbs[0]._dict)
+
+    def fail_over(self) -> None:
+        """Its replica takes its place. It has run for as long, and knows no script."""
+        database, there, self._replica = self.memory.dbs[0], self._replica or {}, None
+        self.run_id += 1
+        self.memory.script_cache.clear()
+        database.clear()
+        database.update(there)
         self.cut_all()
 
     def cut_all(self) -> None:
@@ -232,8 +250,21 @@ class LockServer:
                     return
                 continue
             link.commands.popleft()
-            link.replies(self.execute(command))
+            reply = self.execute(command)
+            if not self._has_died():
+                link.replies(reply)
             self._wake_blocked()
+
+    def _has_died(self) -> bool:
+        """Whether it dies before it answers."""
+        if self.dies is None:
+            return False
+        count, die = self.dies
+        self.dies = (count - 1, die)
+        if count > 0:
+            return False
+        die()
+        return True
 
     def _popped(self, link: Any, command: list[bytes]) -> bool:
         """Answer a blocking command, if its list has an element or its time is over."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Collection
 from typing import Any
 
 from .tasks import Spec, specs
@@ -72,15 +73,24 @@ FAULTS = {
     "lose requests": 3, "lose replies": 3, "late": 3, "cut": 3, "double": 2,
     "restart": 1, "restart empty": 1, "full": 2, "read only": 1, "stop server": 2, "broker away": 1,
 }  # fmt: skip
+#: Those that each have a stream of their own, with the share of the plans with faults that have it:
+#: a new one changes the other plans as little as possible.
+MORE_FAULTS = {"fail over": 0.12}
 
 
-def draw(seed: int, faults: bool | None = None, suspends: bool | None = None) -> Plan:
+def draw(
+    seed: int,
+    faults: bool | None = None,
+    suspends: bool | None = None,
+    wanted: Collection[str] = (),
+) -> Plan:
     """The plan of this seed.
 
     Args:
         seed: the seed.
         faults: whether there are faults; None if the seed says so.
         suspends: whether operators suspend something, likewise.
+        wanted: what it has in any case, of what has a stream of its own.
     """
     r = random.Random(f"{seed} plan")
     shape = r.choice(["dense", "long"])
@@ -96,6 +106,10 @@ def draw(seed: int, faults: bool | None = None, suspends: bool | None = None) ->
         kinds, weights = list(FAULTS), list(FAULTS.values())
         some = r.choices(kinds, weights, k=r.choice([1, 2, 3]))
         events += [_fault(r, shape, r.choice(some)) for _ in range(r.choice([1, 2, 4, 8]))]
+    for kind, share in MORE_FAULTS.items():
+        of_kind = random.Random(f"{seed} {kind}")
+        if kind in wanted or (of_kind.random() < share and has_faults):
+            events += [_fault(of_kind, shape, kind) for _ in range(of_kind.choice([1, 1, 2]))]
     events.sort(key=lambda event: event.at)
     return Plan(
         seed, shape,
@@ -182,4 +196,4 @@ def _fault(r: random.Random, shape: str, kind: str) -> Event:
 
 
 #: Kinds of events that are faults.
-IS_FAULT = frozenset(FAULTS)
+IS_FAULT = frozenset({*FAULTS, *MORE_FAULTS})

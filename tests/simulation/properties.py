@@ -44,7 +44,7 @@ def _happened(course: Course, *kinds: str) -> bool:
 #: The lock server could not be asked for a while, or forgot.
 OUTAGES = (
     "lose requests", "lose replies", "late", "cut", "restart", "restart empty", "full", "read only",
-    "stop server",
+    "stop server", "fail over",
 )  # fmt: skip
 
 
@@ -63,19 +63,29 @@ def _deaths(course: Course) -> bool:
 
 @prop
 def never_two_inside(course: Course) -> None:
-    """guarantees.md: "One holder for each key on one Redis server"; "An empty restart"; "A holder
-    that lost its lock is told".
+    """guarantees.md: "One holder for each key on one Redis server"; "An empty restart"; "Failover";
+    "A holder that lost its lock is told".
     """
     forgets = _happened(course, "restart empty")
     for olders, newer in course.overlaps:
         broken = [at for at, what, key in course.operated if what == "break" and key == newer.key]
-        is_documented = forgets or any(at <= newer.began + 1.0 for at in broken)
+        forgotten = [each for each in (*olders, newer) if _is_forgotten(course, each)]
+        is_documented = (
+            forgets
+            or len(olders) + 1 - len(forgotten) <= course.limit
+            or any(at <= newer.began + 1.0 for at in broken)
+        )
         who = [course.named(each.task_id) for each in (*olders, newer)]
         told = [each for each in olders if _is_told_in_time(course, each, newer)]
         if not is_documented:
             course.failed("never two inside", f"{', '.join(who)} in {newer.key}")
         elif len(told) <= len(olders) - course.limit:
             course.failed("told in time", f"{', '.join(who)} in {newer.key}")
+
+
+def _is_forgotten(course: Course, run: Run) -> bool:
+    """guarantees.md, "Failover": "A new lock may be missing on the promoted replica"."""
+    return any(since <= run.began and run.took <= until for since, until in course.forgotten)
 
 
 def _is_told_in_time(course: Course, older: Run, newer: Run) -> bool:
@@ -105,7 +115,9 @@ def fences_rise(course: Course) -> None:
 
 @prop
 def nothing_is_left(course: Course) -> None:
-    """guarantees.md: "No lock without an expiry"; deliveries.md: each end settles what it holds."""
+    """guarantees.md: "No lock without an expiry"; deliveries.md: each end settles what it holds;
+    options.md: a reservation of a message that was lost lasts for `lock_queued_ttl`.
+    """
     for key in sorted(course.server.look.keys("*")):
         kind = key.partition("}:")[2].partition(":")[0] or key.partition(":")[2].partition(":")[0]
         if kind in STAYS:
@@ -115,8 +127,18 @@ def nothing_is_left(course: Course) -> None:
             continue  # redis.md: "and those that wait no more, whose requests may come late"
         if not course.all_ended() and kind in (*OF_A_ROOM, "lock", "lock2", "waiters"):
             continue  # a worker that was killed has lost calls, which may be reserved
+        if kind.startswith("lock") and _is_reserved_in_vain(course, key):
+            continue
         left = course.server.look.pttl(key)
         course.failed("nothing is left", f"{key}, for {left} ms")
+
+
+def _is_reserved_in_vain(course: Course, key: str) -> bool:
+    """Whether the end of what is reserved may be forgotten, and the worker that would free it has
+    ended.
+    """
+    has_ended = _happened(course, "fail over") and _happened(course, "shut down", "kill worker")
+    return has_ended and '"queued":true' in course.server.look.get(key)
 
 
 #: Kinds of keys that outlive their runs, on purpose.
@@ -132,10 +154,14 @@ OF_A_ROOM = ("room", "entries", "rooms", "deadlines")
 @prop
 def every_call_ends(course: Course) -> None:
     """policies.md: "Every duplicate ends with a result"; guarantees.md: nothing is lost, but what
-    a killed worker had without `acks_late`, and what a server forgot.
+    a killed worker had without `acks_late`, and what a server forgot; which is said.
     """
     for call in course.calls.values():
         if course.end_of(call) is not None or _may_be_lost(course, call):
+            continue
+        if _was_forgotten(course, call):
+            if not (_is_said(course, call) or _happened(course, "kill worker", "shut down")):
+                course.failed("what is forgotten is said", call.name)
             continue
         states = [state for _, state, _ in course.states.get(call.task_id, [])] or ["PENDING"]
         ran = sum(run.task_id == call.task_id for run in course.runs)
@@ -150,7 +176,25 @@ def _may_be_lost(course: Course, call: Call) -> bool:
     if call.task_id in course.killed and call.spec.option != "late":
         return True
     return any(
-        _may_be_lost(course, course.calls[each]) for each in call.after if each in course.calls
+        _may_be_lost(course, course.calls[each]) or _was_forgotten(course, course.calls[each])
+        for each in call.after
+        if each in course.calls
+    )
+
+
+def _was_forgotten(course: Course, call: Call) -> bool:
+    """guarantees.md, "Failover": whether it began to wait in Redis just before one."""
+    return any(
+        task_id == call.task_id and since <= at <= until
+        for at, _, task_id in course.parked
+        for since, until in course.forgotten
+    )
+
+
+def _is_said(course: Course, call: Call) -> bool:
+    return any(
+        "has forgotten" in text and call.task_id in text
+        for text in (record.getMessage() for _, record in course.logged)
     )
 
 
@@ -399,11 +443,28 @@ def no_run_of_what_is_suspended_begins(course: Course) -> None:
                 continue  # it could not be found out
             if call is not None and _goes_on(course, call, run, each):
                 continue
+            if _is_in_doubt(course, each.what, each.name):
+                continue
             course.failed(
                 "suspended",
                 f"{course.named(run.task_id)} (attempt {run.attempt}) begins in {run.key}"
                 f" {run.began - each.began:.2f} s after {each.what} {each.name} was suspended",
             )
+
+
+def _is_in_doubt(course: Course, what: str, name: str) -> bool:
+    """Whether the last that an operator said of it may be forgotten, by a failover."""
+    said = [
+        (first, heard)
+        for each in course.suspended
+        if (each.what, each.name) == (what, name)
+        for first, heard in [(each.first, each.began), (each.last - 2.0, each.last)]
+    ]
+    return any(
+        since <= heard and first <= until
+        for first, heard in said
+        for since, until in course.forgotten
+    )
 
 
 def _goes_on(course: Course, call: Call, run: Run, suspended: Suspended) -> bool:
@@ -431,7 +492,8 @@ def a_suspension_turns_away(course: Course) -> None:
             if began and not _happened(course, "double", "lose broker"):
                 course.failed("turned away", f"{call.name} had begun, and is {state}: {by}")
             may_be = any(
-                each.first <= at <= each.last + 13.0 and each.keeps(call.spec.name, call.key)
+                (each.first <= at <= each.last + 13.0 or _is_in_doubt(course, each.what, each.name))
+                and each.keeps(call.spec.name, call.key)
                 for each in course.suspended
             )
             if not may_be:
@@ -494,6 +556,12 @@ RESUMED, OFFERED = 2.5, 6.0
 def no_suspension_is_left(course: Course) -> None:
     """operations.md: after its end, nothing is suspended."""
     for each in course.still_suspended:
+        if any(
+            str(each).startswith(f"{made.what} {made.name}, ")
+            and _is_in_doubt(course, made.what, made.name)
+            for made in course.suspended
+        ):
+            continue
         course.failed("no suspension is left", str(each))
 
 

@@ -171,6 +171,8 @@ def main(clock: Callable[[], float]) -> None:
     p.add_argument("--jobs", type=int, default=1, metavar="N", help="run so many at once (1)")
     p.add_argument("--faults", choices=["yes", "no"], help="with faults, or without")
     p.add_argument("--suspensions", choices=["yes", "no"], help="with suspensions, or without")
+    p.add_argument("--with", default="", metavar="A,B", dest="wanted", help="each with these, of "
+                   + ", ".join(plans.MORE_FAULTS))  # fmt: skip
     p.add_argument("--schedule", type=int, default=0, help="another schedule of the same plan")
     p.add_argument("--trace", action="store_true", help="tell each course's story")
     p.add_argument("--wire", action="store_true", help="with each exchange with the lock server")
@@ -227,7 +229,8 @@ def _plans(args: argparse.Namespace, clock: Callable[[], float]) -> Iterator[Pla
     for seed in seeds:
         if seed in left_out:
             continue
-        plan = dataclasses.replace(plans.draw(seed, faults, suspends), schedule=args.schedule)
+        plan = plans.draw(seed, faults, suspends, args.wanted.split(","))
+        plan = dataclasses.replace(plan, schedule=args.schedule)
         if args.keep is not None:
             kept = [int(each) for each in args.keep.split(",")]
             plan = dataclasses.replace(plan, events=tuple(plan.events[i] for i in kept))

@@ -24,4 +24,8 @@ FOUND = (
     # A retry that gave up while it was suspended was published again at once, without end.
     "81007 --faults yes",
     "21084 --faults no --suspensions yes",
+    "112",  # a rerun of a suspended lock was put off again and again
+    "502",  # each parked task was asked for by itself, every two seconds
+    # An outage was logged as an error of ours, with its traceback.
+    "452 --with 'fail over'",
 )

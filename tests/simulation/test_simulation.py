@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from .seeds import FAULTY, FOUND, KNOWN, QUIET
+from .seeds import FAULTY, FOUND, FOUND_WITH, KNOWN, QUIET
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,7 +38,7 @@ def test_what_the_documents_promise_holds_in_the_courses_that_we_know(seeds, fau
 
 @pytest.mark.parametrize("seed", FOUND)
 def test_what_was_found_once_is_not_there_any_more(seed):
-    ran = simulate("--seed", *seed.split())
+    ran = simulate("--seed", *shlex.split(seed))
 
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
