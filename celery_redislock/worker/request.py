@@ -254,8 +254,12 @@ class LockRequest(Request):
         return super().terminate(pool, signal)
 
     def cancel(self, pool: Any, signal: Any = None, **kwargs: Any) -> Any:
-        """The connection to the broker was lost, and the child is to end."""
+        """The connection to the broker was lost, or the worker ends at once, and so does the child.
+        What is acknowledged does not come again.
+        """
         self._child_is_to_end()
+        if self.acknowledged:
+            self.settle(End.ENDED_BY_CELERY)
         return super().cancel(pool, signal, **kwargs)
 
     def _child_is_to_end(self, end_reason: str = past.TERMINATED) -> None:

@@ -32,16 +32,26 @@ class Stuck(Exception):
     """Nobody can go on, or somebody goes on for ever."""
 
 
+class Clock:
+    """A machine's wall clock, which may be set while the world goes on.
+
+    Attributes:
+        step: seconds by which it is fast.
+    """
+
+    step = 0.0
+
+
 class Process:
     """A simulated process: actors that die together, and state of their own.
 
     Attributes:
         state: what the process has once, by whatever stands for it.
-        killable: the faults may kill it.
+        clock: its machine's.
     """
 
-    def __init__(self, world: World, name: str) -> None:
-        self.name, self.pid = name, next(world.pids)
+    def __init__(self, world: World, name: str, clock: Clock | None = None) -> None:
+        self.name, self.pid, self.clock = name, next(world.pids), clock or Clock()
         self.is_alive, self.is_stopped = True, False
         self.state: dict[Any, Any] = {}
         self.held = 0  # mutexes that other processes have too, see `interpreter.Lock`
@@ -82,6 +92,7 @@ class World:
     Attributes:
         now: seconds since the world began.
         current: the actor that runs.
+        server_clock: the lock server's clock, while that executes something; else None.
         story: what has happened, a line for each event.
         digest: of the story, and of every byte that the lock server was sent.
         on_wait: called with each actor that is about to wait.
@@ -112,6 +123,12 @@ class World:
         self.on_wait: Callable[[Actor], None] | None = None
         self.main = Actor(self, Process(self, "driver"), "main", None)  # this very thread
         self.current = self.main
+        self.server_clock: Clock | None = None
+
+    @property
+    def clock(self) -> Clock:
+        """The wall clock of whoever runs."""
+        return self.server_clock or self.current.process.clock
 
     def note(self, what: str) -> None:
         """Add a line to the story."""

@@ -149,7 +149,7 @@ class Course(baton.World):
         worker_state.reserved_requests.clear()
         broker.use(broker.Broker(plan.visibility))
         backend.use(self._stored)
-        once.use(self.server, self.network)
+        once.use(self.server, self.network, plan.replicas)
         self._apps = [self._make_app() for _ in range(plan.workers + 1)]
         self.app = self._apps.pop()
         self.on_wait = self._maybe_dies

@@ -95,6 +95,43 @@ def _shut_down(
     course.after(seconds, partial(_start_again, course, number))
 
 
+def _shut_down_cold(
+    course: Course, kind: str, which: int, waits: int, seconds: float, share: float
+) -> None:
+    number = which % len(course.workers)
+    worker = course.workers[number]
+    if worker is None or not worker.process.is_alive or worker.ends:
+        return
+    soft = seconds if share == 0.4 else 0.0
+    course.note(f"FAULT: {worker.process} is shut down cold, in {soft} s")
+    course.happened.append((course.now, course.now + soft + seconds, kind))
+    worker.shut_down_cold(soft)
+    course.after(soft + seconds, partial(_start_again, course, number))
+
+
+def _set_clock(
+    course: Course, kind: str, which: int, waits: int, seconds: float, share: float
+) -> None:
+    """A wall clock is set: the lock server's, or that of a worker's machine."""
+    worker = course.workers[which % len(course.workers)]
+    is_server = kind == "server's clock"
+    assert worker is not None
+    clock = course.server.clock if is_server else worker.process.clock
+    step = seconds if share == 0.02 or waits % 2 else -seconds
+    clock.step += step
+    course.note(
+        f"FAULT: the clock of {'the lock server' if is_server else worker.process} {step:+} s"
+    )
+    course.happened.append((course.now, course.now, kind))
+
+
+def _no_replica(
+    course: Course, kind: str, which: int, waits: int, seconds: float, *more: Any
+) -> None:
+    put = partial(setattr, course.server, "confirms")
+    _for_a_while(course, kind, seconds, lambda: put(False), lambda: put(True))
+
+
 def _start_again(course: Course, number: int) -> None:
     worker = course.workers[number]
     assert worker is not None
@@ -218,6 +255,10 @@ _FAULTS: dict[str, Callable[..., None]] = {
     "restart": _restart,
     "restart empty": _restart,
     "fail over": _fail_over,
+    "shut down cold": _shut_down_cold,
+    "worker's clock": _set_clock,
+    "server's clock": _set_clock,
+    "no replica": _no_replica,
     "full": _refuses(FULL),
     "read only": _refuses(READ_ONLY),
     "stop server": _stop_server,

@@ -29,7 +29,7 @@ def now() -> float:
 
 
 def wall() -> float:
-    return EPOCH + now()
+    return EPOCH + now() + (0.0 if baton.world is None else baton.world.clock.step)
 
 
 def sleep(seconds: float) -> None:

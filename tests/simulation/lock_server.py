@@ -137,6 +137,7 @@ class LockServer:
         stopped_until: until then it answers nothing, and executes what came meanwhile after that.
         hears: called with each command that is executed, and its reply.
         dies: after how many more commands, and what is done then.
+        confirms: its replica has all writes.
     """
 
     def __init__(self) -> None:
@@ -153,6 +154,7 @@ class LockServer:
         self._blocked: dict[bytes, list[Any]] = {}
         self.links: list[Any] = []
         self.dies: tuple[int, Callable[[], None]] | None = None
+        self.clock, self.confirms = baton.Clock(), True
         #: What its replica has; None if that has all.
         self._replica: dict[bytes, Any] | None = None
 
@@ -187,12 +189,14 @@ class LockServer:
 
     def leave_behind(self) -> None:
         """From now on its replica gets no more writes."""
+        self.confirms = False
         self._replica = copy.deepcopy(self.memory.dbs[0]._dict)
 
     def fail_over(self) -> None:
         """Its replica takes its place. It has run for as long, and knows no script."""
         database, there, self._replica = self.memory.dbs[0], self._replica or {}, None
         self.run_id += 1
+        self.confirms = True
         self.memory.script_cache.clear()
         database.clear()
         database.update(there)
@@ -208,19 +212,27 @@ class LockServer:
 
     def execute(self, command: list[bytes]) -> Any:
         """Execute a command that does not block, and return its reply."""
+        baton.world.server_clock = self.clock
+        try:
+            reply = self._execute(command)
+        finally:
+            baton.world.server_clock = None
+        if self.hears is not None:
+            self.hears(command, reply)
+        return reply
+
+    def _execute(self, command: list[bytes]) -> Any:
         name = command[0].upper()
         if name == b"INFO":
             reply: Any = self._info()
         elif name == b"CONFIG":
             reply = [b"maxmemory-policy", b"noeviction"]
         elif name == b"WAIT":
-            reply = 0
+            reply = int(self.confirms)
         else:
             self._replies.last = None
             self._socket._process_command(command)
             reply = self._replies.last
-        if self.hears is not None:
-            self.hears(command, reply)
         return reply
 
     def _info(self) -> bytes:

@@ -172,20 +172,20 @@ class StandIn:
 
     eager = False
 
-    def __init__(self, server: Any, network: Any) -> None:
-        self._server, self._network = server, network
+    def __init__(self, server: Any, network: Any, replicas: int) -> None:
+        self._server, self._network, self._replicas = server, network, replicas
 
     @property
     def server(self) -> Any:
         state = baton.world.current.process.state
         if "node" not in state:
-            state["node"] = node(self._server, self._network)
+            state["node"] = node(self._server, self._network, self._replicas)
         return state["node"]
 
 
-def use(server: Any, network: Any) -> None:
+def use(server: Any, network: Any, replicas: int) -> None:
     """Make this the lock server of all processes."""
-    stand_in.current = StandIn(server, network)  # type: ignore[assignment]
+    stand_in.current = StandIn(server, network, replicas)  # type: ignore[assignment]
 
 
 def install() -> None:

@@ -42,6 +42,7 @@ class Plan:
         visibility: the broker's visibility timeout; None if it is like RabbitMQ.
         ttl: of every lock.
         limit: of every lock.
+        replicas: how many must confirm each acquisition.
         events: what happens.
         schedule: names the streams of scheduling and delays.
     """
@@ -54,6 +55,7 @@ class Plan:
     visibility: float | None
     ttl: float
     limit: int | str
+    replicas: int
     specs: tuple[Spec, ...]
     events: tuple[Event, ...]
     schedule: int = 0
@@ -75,7 +77,10 @@ FAULTS = {
 }  # fmt: skip
 #: Those that each have a stream of their own, with the share of the plans with faults that have it:
 #: a new one changes the other plans as little as possible.
-MORE_FAULTS = {"fail over": 0.12}
+MORE_FAULTS = {
+    "fail over": 0.12, "shut down cold": 0.1, "worker's clock": 0.1, "server's clock": 0.1,
+    "no replica": 0.1,
+}  # fmt: skip
 
 
 def draw(
@@ -119,6 +124,7 @@ def draw(
         visibility=r.choice([None, None, 3600.0, 60.0]),
         ttl=r.choice([2.0, 6.0, 30.0]),
         limit=limit,
+        replicas=int(any(event.kind == "no replica" for event in events)),
         specs=few,
         events=tuple(events),
     )  # fmt: skip

@@ -44,7 +44,7 @@ def _happened(course: Course, *kinds: str) -> bool:
 #: The lock server could not be asked for a while, or forgot.
 OUTAGES = (
     "lose requests", "lose replies", "late", "cut", "restart", "restart empty", "full", "read only",
-    "stop server", "fail over",
+    "stop server", "fail over", "no replica",
 )  # fmt: skip
 
 
@@ -52,8 +52,17 @@ def _outage(course: Course) -> bool:
     return _happened(course, *OUTAGES)
 
 
+def _clocks(course: Course) -> bool:
+    """guarantees.md, "Clocks": "Expiry uses the *server's* wall clock"; "`max_wait` compares the
+    workers' clocks".
+    """
+    return _happened(course, "server's clock", "worker's clock")
+
+
 def _deaths(course: Course) -> bool:
-    return _happened(course, "kill child", "kill worker", "stop child", "shut down") or any(
+    return _happened(
+        course, "kill child", "kill worker", "stop child", "shut down", "shut down cold"
+    ) or any(
         each.option in ("soft", "hard") or each.policy == "replace" for each in course.plan.specs
     )
 
@@ -66,7 +75,7 @@ def never_two_inside(course: Course) -> None:
     """guarantees.md: "One holder for each key on one Redis server"; "An empty restart"; "Failover";
     "A holder that lost its lock is told".
     """
-    forgets = _happened(course, "restart empty")
+    forgets = _happened(course, "restart empty", "server's clock")
     for olders, newer in course.overlaps:
         broken = [at for at, what, key in course.operated if what == "break" and key == newer.key]
         forgotten = [each for each in (*olders, newer) if _is_forgotten(course, each)]
@@ -237,7 +246,7 @@ def each_ends_once(course: Course) -> None:
         return
     for call in course.calls.values():
         ends = [state for _, state, _ in course.states.get(call.task_id, []) if state in FINAL]
-        if len(ends) > _most_ends(course, call):
+        if len(ends) > _most_ends(course, call) and not _arrived_late(course, call):
             course.failed("each ends once", f"{call.name}: {ends}")
 
 
@@ -276,6 +285,8 @@ def nothing_runs_twice(course: Course) -> None:
     if _outage(course) or _happened(course, "double", "lose broker"):
         return
     for call in course.calls.values():
+        if _arrived_late(course, call):
+            continue
         runs = [run for run in course.runs if run.task_id == call.task_id and run.lease]
         for attempt in {run.attempt for run in runs}:
             done = [run for run in runs if run.attempt == attempt and run.ended is not None]
@@ -284,13 +295,23 @@ def nothing_runs_twice(course: Course) -> None:
                 course.failed("nothing runs twice", f"{call.name}, attempt {attempt}: {len(done)}")
 
 
+def _arrived_late(course: Course, call: Call) -> bool:
+    """guarantees.md: "If the broker connection breaks within a second of a message's arrival, its
+    task may run twice".
+    """
+    ends = [at for at, _, kind in course.happened if kind == "shut down cold"]
+    return any(
+        abs(at - met) <= 1.0 for met in course.met.get(call.task_id, ()) for at in ends
+    ) or any(_arrived_late(course, course.calls[each]) for each in call.after)
+
+
 # -- times ------------------------------------------------------------------------------------
 
 
 @prop
 def max_wait_is_kept(course: Course) -> None:
     """options.md: "`then` acts ... on one that has waited `max_wait` seconds"."""
-    if _outage(course) or _deaths(course):
+    if _outage(course) or _deaths(course) or _clocks(course):
         return
     for call in course.calls.values():
         if call.spec.policy != "queue_bounded" or call.task_id not in course.taken:
@@ -319,7 +340,9 @@ def _ended_before(course: Course, call: Call, due: float) -> bool:
 @prop
 def pauses_are_kept(course: Course) -> None:
     """options.md, "A pause after a run": from the end of the run, or from its begin."""
-    if _outage(course) or course.limit > 1 or any(w == "break" for _, w, _ in course.operated):
+    if _outage(course) or _clocks(course) or course.limit > 1:
+        return
+    if any(what == "break" for _, what, _ in course.operated):
         return
     for run in course.runs:
         until, why = _paused_until(course, run)
@@ -364,7 +387,7 @@ def debounced_calls_wait_for_quiet(course: Course) -> None:
     """options.md: "the last one runs when none has come for `quiet` seconds, or `max_wait` after
     the first"; "A retry does not wait for quiet".
     """
-    if _outage(course):
+    if _outage(course) or _clocks(course):
         return
     for run in course.runs:
         call = course.calls.get(run.task_id)
@@ -430,7 +453,7 @@ def no_run_of_what_is_suspended_begins(course: Course) -> None:
     """operations.md, "Suspend for a while": "What runs goes on, and so does a retry whose lock is
     kept. Other retries and redelivered messages wait for the end".
     """
-    if _happened(course, "restart empty"):
+    if _happened(course, "restart empty", "server's clock"):
         return
     slow = 13.0 if course.happened else 2 * TICK  # between the lock and the body
     for run in course.runs:

@@ -28,4 +28,6 @@ FOUND = (
     "502",  # each parked task was asked for by itself, every two seconds
     # An outage was logged as an error of ours, with its traceback.
     "452 --with 'fail over'",
+    # A cold shutdown left what a retry had reserved, for an hour.
+    "313 --faults no --suspensions no --with 'shut down cold'",
 )

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from .seeds import FAULTY, FOUND, FOUND_WITH, KNOWN, QUIET
+from .seeds import FAULTY, FOUND, KNOWN, QUIET
 
 ROOT = Path(__file__).parents[2]
 

@@ -218,9 +218,9 @@ class Pool:
         self._idle.clear()
 
 
-def node(server: LockServer, network: Network) -> Node:
+def node(server: LockServer, network: Network, replicas: int) -> Node:
     """The package's driver, on this network."""
-    return Node(lambda timeout, set_up: Pool(server, network, timeout, set_up))
+    return Node(lambda timeout, set_up: Pool(server, network, timeout, set_up), replicas)
 
 
 def parse(data: bytes) -> list[list[bytes]]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import time
 import types
 from collections import deque
 from collections.abc import Callable
@@ -51,6 +52,9 @@ class Job:
         self.child: Child | None = None
         self.is_over = False
 
+    def terminate(self, signum: Any) -> None:
+        """billiard's: of a child that `terminate_job` has ended already."""
+
 
 class Child:
     """A process of the pool. It runs one task at a time."""
@@ -59,7 +63,8 @@ class Child:
         world = baton.world
         self.worker, self.job = worker, None
         self._wakes = Event()
-        self.process = baton.Process(world, f"{worker.process.name}.{number}")
+        name, clock = f"{worker.process.name}.{number}", worker.process.clock
+        self.process = baton.Process(world, name, clock)
         self.main = world.spawn(self.process, "main", self._run)
         worker.process.at_death.append(lambda: world.kill(self.process))  # PDEATHSIG
 
@@ -139,7 +144,7 @@ class Pool(TaskPool):  # type: ignore[misc]
     def accepted(self, job: Job, pid: int) -> None:
         if job.is_over:
             return
-        job.calls["accepted"](pid, baton.EPOCH + baton.world.now)
+        job.calls["accepted"](pid, time.time())
         soft, hard = job.limits
         if soft is not None:
             baton.world.after(soft, lambda: self.worker.post(self._soft_limit, job, soft))
@@ -266,6 +271,7 @@ class Worker:
 
     Attributes:
         ends: it takes no more messages, and ends when its tasks have ended.
+        is_cold: it ends at once.
         met: called with the id of each task of which a message arrives.
     """
 
@@ -283,7 +289,7 @@ class Worker:
         self.hostname = f"{name}@host"
         self.process = baton.Process(baton.world, name)
         self.pool = Pool(self, size)
-        self.ends = False
+        self.ends = self.is_cold = False
         self.restart_count = 0
         self._inbox: deque[tuple[Any, Any]] = deque()
         self._wakes = Event()
@@ -329,7 +335,7 @@ class Worker:
             if not name.startswith("celery.") or name in ("celery.backend_cleanup",):
                 task.__trace__ = build_tracer(name, task, app.loader, self.hostname, app=app)
                 self._strategies[name] = task.start_strategy(app, self)
-        while not (self.ends and self._is_idle):
+        while not (self.ends and (self.is_cold or self._is_idle)):
             while self._inbox:
                 do, args = self._inbox.popleft()
                 do(*args)
@@ -405,6 +411,18 @@ class Worker:
         """End it warm: by TERM."""
         self.ends = True
         self._wakes.set()
+
+    def shut_down_cold(self, soft: float) -> None:
+        """End it by QUIT: what runs is cancelled, after the seconds of a soft shutdown."""
+        self.shut_down()
+        baton.world.after(soft, lambda: self.post(self._cancel))
+
+    def _cancel(self) -> None:
+        """Celery's `cancel_active_requests`."""
+        for request in self._mine(list(worker_state.active_requests)):
+            if not (request.task.acks_late and request.acknowledged):
+                request.cancel(self.pool, emit_retry=not request.task.acks_late)
+        self.is_cold = True
 
     def _end(self) -> None:
         for child in self.pool.children:
