@@ -12,5 +12,6 @@ FOUND = (
     (70026, "--faults no"),  # who replaced a call, and asked again, ended it again
     (72176, "--faults no"),  # copies of a call that was replaced in the room ended it, too
     (70156, "--faults no"),  # a copy ended a run that was replaced, and was storing its result
+    (31071, "--faults no --suspensions yes"),  # a copy ran again after a hard time limit
     (50010, "--faults no"),  # the pause of a retry that was replaced as it ran
 )
