@@ -200,13 +200,12 @@ class ChildLease:
             settle_beside(task.app, heir, End.ENDED_BY_CELERY)
         return True
 
-    def note_retried(self) -> None:
-        """Leave a done note for copies of the message: Celery has sent the attempt's retry."""
+    def note_over(self, kind: str) -> None:
+        """Leave such a done note for copies of the message: this process ends the attempt."""
         claim = self.known_claim
         if claim is not None:
-            note = notes.lasting(notes.ENDED)
-            done = partial(self.server.run, mark_done(claim, note), once=True)
-            housekeeper.add(done, most=claim.done_ttl)
+            note = mark_done(claim, notes.lasting(kind))
+            housekeeper.add(partial(self.server.run, note, once=True), most=claim.done_ttl)
 
     def _say_freed(self) -> None:
         key = self.claim.keys.lock

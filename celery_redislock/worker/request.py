@@ -49,7 +49,7 @@ from ..app.times import has_passed
 from ..errors import LockUnavailable, TaskReplaced
 from ..lock.forks import between_forks
 from ..lock.heartbeat import heartbeat
-from ..protocol import past, rooms
+from ..protocol import notes, past, rooms
 from ..protocol.clock import clock
 from ..protocol.entries import id_of
 from ..protocol.keys import LockKeys, keys_of_lock_id
@@ -245,6 +245,8 @@ class LockRequest(Request):
     @contained
     def _settle_timed_out(self) -> None:
         ends = ends_message(self.task, "acks_on_timeout")
+        if ends:
+            self._note_over(notes.EXPECTS_RESULT)
         self.settle(End.ENDED_BY_CELERY if ends else End.COMES_BACK)
 
     def terminate(self, pool: Any, signal: Any = None) -> Any:
@@ -261,6 +263,11 @@ class LockRequest(Request):
         if self.acknowledged:
             self.settle(End.ENDED_BY_CELERY)
         return super().cancel(pool, signal, **kwargs)
+
+    def _note_over(self, kind: str) -> None:
+        """Note for copies of the message that this process ends the attempt of a child."""
+        if self._lease is not None and (self.task.acks_late or self._is_copy):
+            self._lease.note_over(kind)
 
     def _child_is_to_end(self, end_reason: str = past.TERMINATED) -> None:
         if self._lease is not None:
@@ -280,6 +287,7 @@ class LockRequest(Request):
             self.worker_pid, self.task.name, self.id, error.holder and error.holder.task_id,
         )  # fmt: skip
         self._child_is_to_end(past.REPLACED)
+        self._note_over(notes.EXPECTS_RESULT)
         self._replaced = error
         terminate_child(self.task.worker_consumer, self.worker_pid, signum)
 
@@ -348,8 +356,8 @@ class LockRequest(Request):
             lease.note_cut_short()
         if lease is not None and not self._is_retried:
             lease.expect_no_retry()
-        elif lease is not None and (self.task.acks_late or self._is_copy):
-            lease.note_retried()
+        elif lease is not None:
+            self._note_over(notes.ENDED)
         if not self._is_retried and not is_passed_on:
             settle_beside(self.task.app, heir, End.ENDED_BY_CELERY)
         self.settle(End.COMES_BACK if comes_back or is_passed_on else End.ENDED_BY_CELERY)

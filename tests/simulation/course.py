@@ -521,7 +521,7 @@ class Course(baton.World):
     def kill_child(self, child: workers.Child) -> None:
         if not child.process.is_alive:
             return
-        if child.job is not None:
+        if child.job is not None and not child.job.is_over:  # a time limit has ended that one
             self._has_died(child.job.task_id)
         name = self.named(child.job.task_id) if child.job else "no task"
         self.note(f"KILLED: {child.process}, which has {name}")

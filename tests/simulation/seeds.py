@@ -30,4 +30,5 @@ FOUND = (
     "452 --with 'fail over'",
     # A cold shutdown left what a retry had reserved, for an hour.
     "313 --faults no --suspensions no --with 'shut down cold'",
+    "31071 --faults no --suspensions yes",  # a copy ran again after a hard time limit
 )
