@@ -258,25 +258,27 @@ def nobody_is_its_own_duplicate(course: Course) -> None:
 
 
 @prop
-def a_lock_that_is_kept_for_a_retry_lets_nobody_in(course: Course) -> None:
+def a_lock_that_is_kept_lets_nobody_in(course: Course) -> None:
     """guarantees.md: "the next attempt takes it over; if none comes, `lock_ttl` after the
-    countdown"; options.md, "Unique from when it is sent": "retries included".
+    countdown"; deliveries.md, of what replaced itself: "left to the replacement".
     """
     broken = any(what == "break" for _, what, _ in course.operated)
     if course.happened or course.limit > 1 or broken:
         return
     for call in course.calls.values():
-        is_kept = call.spec.option in ("held", "both", "publish") or "pause" in str(call.does[:1])
+        what, countdown, _ = call.does or ("", 0, 0)
+        by_option = call.spec.option in ("both", "publish", "held")[: 3 if "retry" in what else 2]
         runs = [run for run in course.runs if run.task_id == call.task_id and run.lease]
         for run, retry in itertools.pairwise(runs):
-            if not is_kept or retry.attempt == run.attempt or run.ended is None:
+            is_next = retry.attempt > run.attempt or what == "replace"
+            if not (by_option or what == "pause and retry") or not is_next or run.ended is None:
                 continue
-            until = min(retry.began, run.ended + call.does[1] + course.plan.ttl)
+            until = min(retry.began, run.ended + countdown + course.plan.ttl)
             for other in course.runs:
                 is_other = other.key == run.key and other.task_id != run.task_id
                 if other.lease and is_other and run.ended <= other.began < until - TICK:
                     who = course.named(other.task_id)
-                    course.failed("kept lock", f"{who} begins between attempts of {call.name}")
+                    course.failed("kept lock", f"{who} begins between runs of {call.name}")
 
 
 @prop
