@@ -1,4 +1,4 @@
-"""The tests and properties that the pages name as proofs are there, and every promise names some."""
+"""The tests and properties that pages name as proofs are there, and every promise names some."""
 
 from __future__ import annotations
 
