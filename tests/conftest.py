@@ -36,8 +36,6 @@ POOLS = ("prefork", "threads", "solo", "gevent")
 
 # A machine that stands still for a fifth of a second is no failure of a property.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-#: `make proofs ARGS=model`: what the models' machines try beyond the hundred examples of every day.
-settings.register_profile("long", settings.get_profile("patient"), max_examples=1000)
 settings.load_profile("patient")
 
 

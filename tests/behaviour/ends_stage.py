@@ -103,12 +103,6 @@ class Stage:
     def consume(self, which: str, queue: str) -> None:
         self._tell("add_consumer", which, queue)
 
-    def leave(self, which: str, queue: str) -> None:
-        """Let a worker consume it no more, and wait until it does not."""
-        self._tell("cancel_consumer", which, queue)
-        # What it asked the broker for before this may still bring a message of that queue.
-        self.app.tasks["ping"].apply_async(queue=self._queue_of(which)).get(timeout=20)
-
     def _queue_of(self, which: str) -> str:
         return self.base if which == "old" else f"{self.base}-{which}"
 
@@ -167,13 +161,6 @@ class Scene:
 
     def messages(self) -> list[str]:
         return self.stage.broker.lrange(self.queue, 0, -1)
-
-    def put(self, message: str, redelivered: bool = True) -> None:
-        """Put this message into X's queue once more, as a broker that delivers twice."""
-        told = json.loads(message)
-        told["headers"]["redelivered"] = redelivered
-        told["properties"]["delivery_info"]["redelivered"] = redelivered
-        self.stage.broker.lpush(self.queue, json.dumps(told))
 
     def change_message(self, **headers: Any) -> None:
         """Give the one message other headers. Times are seconds from now."""
@@ -264,10 +251,6 @@ class Kept(Scene):
         """Let X hold it. `behind` is what the one behind X does."""
         raise NotImplementedError
 
-    def loses(self, name: str, how: str | float = 0.0) -> tuple[Result[Any], Result[Any]]:
-        """The same, but X's message is late: it meets another one that has the lock."""
-        raise NotImplementedError
-
     def vanishes(self, taken: contextlib.AbstractContextManager[None]) -> Result[Any]:
         """Let X hold it, and have its message taken by one who dies."""
         raise NotImplementedError
@@ -275,19 +258,9 @@ class Kept(Scene):
     def runs(self, x: Result[Any]) -> Entry:
         return self.runs_under_lock(x, *self.others)
 
-    def only_others_wait(self) -> None:
-        expected = [each.id for each in self.others]
-        eventually(lambda: self.room.ids() == expected, "only others wait")
-
     def over(self, x: Result[Any], since: float, within: float = SOON) -> None:
         """What X held is somebody else's soon after that."""
         raise NotImplementedError
-
-    def still_over(self) -> None:
-        """That one keeps it."""
-        assert self.holder is not None
-        assert self.other is not None
-        assert self.holder.task_id == self.other.id
 
     def ran_once(self, x: Result[Any]) -> bool:
         return self.starts(x) == 1
@@ -318,16 +291,6 @@ class Placed(Kept):
         x = self._park(name, how, behind, **options)
         self._publish()
         return x
-
-    def loses(self, name: str, how: str | float = 0.0) -> tuple[Result[Any], Result[Any]]:
-        """One that waits in its pool slot has the lock after a second."""
-        x = self._park(name, how, 0.0)
-        other = self.send("waits", "stand")
-        eventually(lambda: self.stage.locks.exists(self.keys.waiters), "it waits in its slot")
-        self._publish()
-        began = time.monotonic()
-        in_time(SOON, began, self.started(other).at)
-        return x, other
 
     def vanishes(self, taken: contextlib.AbstractContextManager[None]) -> Result[Any]:
         x = self._park("job", 0.0, 0.0)
@@ -378,11 +341,6 @@ class Reserved(Kept):
         self, name: str, how: str | float = 0.0, behind: str | float = 0.0, **options: Any
     ) -> Result[Any]:
         return self._reserve("reserved", name, how, **options)
-
-    def loses(self, name: str, how: str | float = 0.0) -> tuple[Result[Any], Result[Any]]:
-        x = self._reserve("brief", name, how)
-        eventually(lambda: self.holder is None, "its reservation lapses")
-        return x, self.hold()
 
     def vanishes(self, taken: contextlib.AbstractContextManager[None]) -> Result[Any]:
         with taken:

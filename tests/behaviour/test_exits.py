@@ -49,7 +49,7 @@ def test_what_failed_as_it_was_deferred_does_not_run_later(
         result = sender.send_task(name, [label], queue=lingering)
         with pytest.raises(Exception, match="SoftTimeLimitExceeded"):
             result.get(timeout=20)
-    never(lambda: journal.count(label, "start"), "it ran", 5)
+    never(lambda: journal.count(label, "start"), "it ran", 2.5)
 
 
 def test_a_hard_time_limit_frees_the_lock_and_not_before_the_body_ended(
@@ -139,7 +139,7 @@ def test_a_warm_shutdown_waits_for_the_body_and_frees_the_lock(
     start_worker, sender, queue, journal, label, locks_of, pool
 ):
     worker = start_worker(queues=queue, pool=pool, concurrency=1)
-    result = sender.send_task("long_ttl", [label, 3.0], queue=queue)
+    result = sender.send_task("long_ttl", [label, 2.0], queue=queue)
     start_of(journal, label)
     worker.signal(signal.SIGTERM)
 
@@ -158,7 +158,7 @@ def test_a_cold_shutdown_never_frees_the_lock_before_the_body_ended(
     start_worker, sender, queue, journal, label, locks_of, pool
 ):
     worker = start_worker(queues=queue, pool=pool, concurrency=1)
-    result = sender.send_task("skip", [label, 5.0], queue=queue)
+    result = sender.send_task("skip", [label, 3.0], queue=queue)
     entry = start_of(journal, label)
     worker.signal(signal.SIGQUIT)
 
@@ -167,7 +167,7 @@ def test_a_cold_shutdown_never_frees_the_lock_before_the_body_ended(
         free = not locks_of(result.id)
         return free and is_running(entry.pid) and not journal.read(label, "end")
 
-    never(freed_while_running, "the lock was freed and the body still ran", 2.0)
+    never(freed_while_running, "the lock was freed and the body still ran", 1.5)
     # When the body has ended, which a thread does not before its time; or else by the ttl of 6 s.
     eventually(lambda: not locks_of(result.id), "the lock is free")
 

@@ -44,7 +44,7 @@ def test_a_run_that_describes_itself_keeps_its_lock(begin, fill, tasks, journal,
         return tasks["describes"].lock_holder(label)
 
     eventually(lambda: holder().description, "a heartbeat brings what it says")
-    never(lambda: holder() is None, "its lock, with a ttl of 2 s, lapsed", 4)
+    never(lambda: holder() is None, "its lock, with a ttl of 2 s, lapsed", 2.5)
     journal.let_go(result.id)
     eventually(lambda: "page 2" in holder().description, "the next heartbeat brings the next")
     journal.let_go(result.id)

@@ -54,7 +54,7 @@ def test_the_slot_of_a_stopped_child_is_extended(runs, third, journal):
     _, results, entries = runs("fewer_later_short")
     os.kill(entries[2].pid, signal.SIGSTOP)
     try:
-        never(lambda: not third("fewer_later_short"), "its slot, with a ttl of 3 s, lapsed", 7)
+        never(lambda: not third("fewer_later_short"), "its slot, with a ttl of 3 s, lapsed", 4)
     finally:
         if is_running(entries[2].pid):
             os.kill(entries[2].pid, signal.SIGCONT)
@@ -89,7 +89,7 @@ def test_a_copy_of_what_runs_in_a_slot_does_not_run_beside_it(
     assert journal.count(label, "start") == 3
     journal.let_go(own)
     results[2].get(timeout=20)
-    never(lambda: journal.count(label, "start") > 3, "the copy ran too", 3)
+    never(lambda: journal.count(label, "start") > 3, "the copy ran too", 1)
 
 
 def test_a_break_reaches_what_has_a_slot(runs, tasks, third, journal, label):

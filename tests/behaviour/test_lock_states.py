@@ -82,11 +82,10 @@ def test_a_call_that_waits_for_quiet_is_shown_as_that_and_alarms_nobody(
     assert tools.value("room_tasks", "settles") == 1
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_two_runs_that_lost_their_lock_are_seen_until_they_end(
-    start_house, tools, hold, journal, label, pool
+    start_house, tools, hold, journal, label
 ):
-    start_house(pool=pool, concurrency=3)
+    start_house(concurrency=3)
     first = hold("quick_job")
     assert tools.rows() == {first.id: "held"}
     assert tools.count("quick_job") == 0, "the series is there before the first"

@@ -46,7 +46,7 @@ def key_of(locks_of):
 
 
 def test_a_duplicate_is_skipped(start, sender, journal, label, pool):
-    first, _ = start("skip", 4.0)
+    first, _ = start("skip", 2.0)
     # In a solo pool, what the busy worker takes runs after the first.
     for _ in range(1 if pool[0] == "solo" else 3):
         with pytest.raises(TaskSkipped):
@@ -56,7 +56,7 @@ def test_a_duplicate_is_skipped(start, sender, journal, label, pool):
 
 
 def test_the_lock_outlives_its_ttl_while_the_body_runs(start, client, key_of):
-    result, _ = start("short_ttl", 3.5)
+    result, _ = start("short_ttl", 2.5)
     key = key_of(result.id)
     token = client.get(key)
 
@@ -112,7 +112,7 @@ def test_fences_rise_in_the_order_of_the_runs(sender, journal, label, pool):
 
 
 def test_a_hung_body_holds_no_longer_than_it_may(start, locks_of, journal, label):
-    result, entry = start("max_hold", 6.0)
+    result, entry = start("max_hold", 4.0)
     assert entry.data["fence"], "it had the lock"
     eventually(lambda: not locks_of(result.id), "the lock lapsed")
     assert not journal.read(label, "end"), "long before the body ends"
@@ -129,7 +129,7 @@ def test_a_worker_that_is_stopped_beyond_its_ttl_learns_that_it_lost(
     try:
         eventually(lambda: not locks_of(first.id), "the lock lapsed")
         start_worker(queues=queue, concurrency=2)
-        second = sender.send_task("watches_lock", [label, 8.0], queue=queue)
+        second = sender.send_task("watches_lock", [label, 4.0], queue=queue)
         eventually(lambda: journal.count(label, "start") == 2, "another one has the lock")
     finally:
         os.killpg(worker.pid, signal.SIGCONT)
@@ -142,5 +142,5 @@ def test_a_worker_that_is_stopped_beyond_its_ttl_learns_that_it_lost(
 @pytest.mark.parametrize("pool", ["gevent"], indirect=True)
 def test_a_greenlet_that_computes_does_not_starve_the_heartbeat(start):
     """A patched heartbeat thread would be a greenlet and stand still."""
-    result, _ = start("computes", 6.0)
+    result, _ = start("computes", 4.0)
     assert result.get(timeout=30) is False, "its lock, with a ttl of 2 s, was not lost"

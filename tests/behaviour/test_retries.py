@@ -54,48 +54,15 @@ def send_impatiently(impatient, sender):
 
 
 def test_a_retry_at_once_never_loses_to_its_own_earlier_attempt(sender, journal, label):
-    labels = [f"{label}-{number}" for number in range(60)]
+    labels = [f"{label}-{number}" for number in range(20)]
     results = [
         sender.send_task("retries", [each], {"times": 2, "countdown": 0}, queue=QUEUE)
         for each in labels
     ]
-    assert [result.get(timeout=60) for result in results] == [2] * 60
+    assert [result.get(timeout=60) for result in results] == [2] * 20
     for each in labels:
         assert [entry.retries for entry in journal.read(each, "start")] == [0, 1, 2]
         assert journal.overlaps(each) == []
-
-
-def test_the_lock_is_free_during_a_retrys_countdown(sender, journal, label):
-    retrying = sender.send_task("retries", [label], {"countdown": 4}, queue=QUEUE)
-    eventually(lambda: journal.count(label, "end") == 1, "its first attempt ended")
-    other = sender.send_task("retries", [label], {"times": 0}, queue=QUEUE)
-    assert other.get(timeout=20) == 0
-    assert retrying.get(timeout=20) == 1
-    ran = [entry.task_id for entry in journal.read(label, "start")]
-    assert ran == [retrying.id, other.id, retrying.id], "it ran before the retry"
-
-
-def test_a_lock_held_across_retries_refuses_others_and_lets_the_retry_in(sender, journal, label):
-    retrying = sender.send_task("retries_held", [label], {"countdown": 4}, queue=QUEUE)
-    eventually(lambda: journal.count(label, "end") == 1, "its first attempt ended")
-    other = sender.send_task("retries_held", [label], {"times": 0}, queue=QUEUE)
-    eventually(lambda: other.state == "REVOKED", "the other one is skipped")
-    assert retrying.get(timeout=20) == 1
-    third = sender.send_task("retries_held", [label], {"times": 0}, queue=QUEUE)
-    assert third.get(timeout=20) == 0, "the last attempt released the lock"
-
-
-def test_a_held_lock_lives_through_a_countdown_longer_than_its_ttl(
-    sender, client, journal, label, locks_of
-):
-    # lock_ttl is 6 s.
-    result = sender.send_task("retries_held", [label], {"countdown": 100}, queue=QUEUE)
-    eventually(lambda: journal.count(label, "end") == 1, "its first attempt ended")
-
-    (key,) = eventually(lambda: locks_of(result.id), "the lock stands")
-    eventually(lambda: client.pttl(key) > 6000, "it is kept for the retry")
-    assert 60_000 < client.pttl(key) <= 106_000
-    result.revoke()
 
 
 @pytest.mark.parametrize("pauses", [False, True], ids=["held", "paused"])
@@ -120,7 +87,7 @@ def test_a_lock_held_for_a_retry_whose_process_dies_before_it_has_it_is_not_held
 
 
 def test_a_retry_does_not_run_beside_an_earlier_attempt_that_goes_on(sender, journal, label):
-    result = sender.send_task("retries_and_goes_on", [label, 3.0], queue=QUEUE)
+    result = sender.send_task("retries_and_goes_on", [label, 1.5], queue=QUEUE)
     eventually(lambda: journal.count(label, "end") == 2, "both attempts ended")
     assert journal.overlaps(label) == []
     assert [entry.retries for entry in journal.read(label, "start")] == [0, 1]
@@ -131,27 +98,32 @@ def test_a_retry_does_not_run_beside_an_earlier_attempt_that_goes_on(sender, jou
 def test_a_redelivered_copy_waits_for_the_holder_and_does_not_run_again(
     impatient, send_impatiently, journal, label
 ):
-    """Redis broker: the visibility timeout is shorter than the task."""
-    result = send_impatiently("late_hour", label, 5.0)
+    """Redis broker: the visibility timeout is shorter than the task. Each copy that is put off
+    sleeps unacknowledged, and so is copied in its turn.
+    """
+    result = send_impatiently("late_hour", label, "stand")
     copies = f"late_hour[{result.id}] redelivered"
-    eventually(lambda: any(copies in each.log() for each in impatient), "a copy met the lock")
+    eventually(lambda: sum(each.log().count(copies) for each in impatient) > 3, "copies met it")
+    journal.let_go(result.id)
     assert result.get(timeout=30)
     assert result.state == "SUCCESS"
-    never(lambda: journal.count(label, "start") > 1, "the copy ran", 6.0)
+    never(lambda: journal.count(label, "start") > 1, "a copy ran", 3.0)
+    assert sum(received(each.log(), result.id) for each in impatient) < 50, "they multiply"
 
 
 @needs_impatience
 def test_a_redelivered_copy_runs_if_the_holder_died(start_worker, sender, queue, journal, label):
     """Redis broker: the worker is killed; its copy must survive the dead holder's lock."""
     workers = [start_worker(queues=queue, concurrency=1, conf=IMPATIENT) for _ in range(2)]
-    result = sender.send_task("late_hour", [label, 4.0], queue=queue)
+    result = sender.send_task("late_hour", [label, "stand"], queue=queue)
     entry = journal.await_start(label, result.id)
     kill_runner(workers, journal, entry)
+    journal.let_go(result.id)
     assert result.get(timeout=60)
     starts = journal.read(label, "start")
     assert [start.task_id for start in starts] == [result.id] * 2
     assert journal.overlaps(label) == []
-    never(lambda: journal.count(label, "start") > 2, "a further copy ran", 5.0)
+    never(lambda: journal.count(label, "start") > 2, "a further copy ran", 2.0)
 
 
 @pytest.fixture
@@ -168,57 +140,15 @@ def test_rabbitmqs_immediate_redelivery_runs_after_the_dead_holders_lock_lapsed(
         start_worker(queues=queue, concurrency=1, conf={"broker_url": rabbitmq.url})
         for _ in range(2)
     )
-    result = send_by_rabbit("late_hour", label, 3.0)
+    result = send_by_rabbit("late_hour", label, "stand")
     entry = journal.await_start(label, result.id)
     killed, other = (first, second) if entry.pid in first.children() else (second, first)
     killed.signal(signal.SIGKILL)
     journal.killed(entry)
     eventually(lambda: "redelivered" in other.log(), "the copy met the dead holder's lock")
+    journal.let_go(result.id)
     assert result.get(timeout=60)
     assert journal.count(label, "start") == 2
-
-
-def test_rabbitmq_redelivers_after_a_killed_child_and_the_task_runs_again(
-    start_worker, rabbitmq, send_by_rabbit, queue, journal, label
-):
-    start_worker(queues=queue, concurrency=1, conf={"broker_url": rabbitmq.url})
-    result = send_by_rabbit("late", label, 3.0)
-    entry = journal.await_start(label, result.id)
-    journal.kill(entry)
-    assert eventually(lambda: journal.read(label, "start")[1:], "it runs again")
-    assert journal.count(label, "start") == 2
-    eventually(lambda: journal.count(label, "end") == 1, "it ended")
-    assert journal.overlaps(label) == []
-    eventually(lambda: result.state == "SUCCESS", "it has a result")
-
-
-def test_a_task_that_replaces_itself_under_its_own_lock_goes_on(sender, journal, label):
-    """A replacement has the id and the retries of what it replaces, and is no copy of it."""
-    result = sender.send_task("pages", [label], queue=QUEUE)
-    assert result.get(timeout=30) == "last page"
-    assert journal.count(label, "start") == 3
-    assert journal.overlaps(label) == []
-
-
-def test_a_task_that_is_sent_again_under_its_own_id_runs_again(sender, journal, label):
-    """As operators do with what failed. It is no copy of a message that was delivered before."""
-    for number in (1, 2):
-        sender.send_task("late", [label, 0.1], queue=QUEUE, task_id=label)
-        eventually(lambda number=number: journal.count(label, "end") == number, "it ran")
-        eventually(lambda: sender.AsyncResult(label).state == "SUCCESS", "it has a result")
-
-
-def test_a_copy_whose_wait_times_out_while_the_first_runs_is_not_skipped(sender, journal, label):
-    sender.send_task("wait_late", [label, 1.0], queue=QUEUE)
-    eventually(lambda: journal.count(label, "start") == 1, "another task holds the lock")
-    copies = f"{label}-copies"
-    for _ in range(2):
-        sender.send_task("wait_late", [label, 3.0], queue=QUEUE, task_id=copies)
-    result = sender.AsyncResult(copies)
-    never(lambda: result.state == "REVOKED", "it was skipped as its own duplicate", 4.0)
-    eventually(lambda: result.state == "SUCCESS", "it has a result")
-    never(lambda: journal.count(label, "start") > 2, "the copy ran too", 3.0)
-    assert journal.overlaps(label) == []
 
 
 @needs_impatience
@@ -227,27 +157,15 @@ def test_copies_of_tasks_with_a_countdown_run_once_each(send_impatiently, journa
     Whichever comes first, the others know that it ran.
     """
     labels = [f"{label}-{number}" for number in range(40)]
-    results = [send_impatiently("skip", each, 0.0, countdown=4) for each in labels]
+    results = [send_impatiently("skip", each, 0.0, countdown=3) for each in labels]
     for result in results:
         assert result.get(timeout=60)
 
     def ran_twice():
         return [each for each in labels if journal.count(each, "start") > 1]
 
-    never(ran_twice, "a copy ran too", 5.0)
+    never(ran_twice, "a copy ran too", 3.0)
     assert {each.state for each in results} == {"SUCCESS"}
-
-
-@needs_impatience
-def test_copies_of_a_message_do_not_multiply(impatient, send_impatiently, journal, label):
-    """Each copy that is put off sleeps unacknowledged, and so is copied in its turn."""
-    result = send_impatiently("late_hour", label, 20.0)
-
-    assert result.get(timeout=60)
-
-    # Three a second or so; unchecked it is hundreds by now, and thousands soon.
-    assert sum(received(each.log(), result.id) for each in impatient) < 150
-    assert journal.count(label, "start") == 1
 
 
 def copy_of(result, sender, queue, name, label, *args):
@@ -256,28 +174,15 @@ def copy_of(result, sender, queue, name, label, *args):
     sender.send_task(name, [label, *args], queue=queue, task_id=result.id, headers=mark)
 
 
-def test_a_deferred_task_and_the_copy_of_what_it_was_deferred_from_run_once(
-    worker, sender, journal, label
-):
-    """The broker did not hear that the deferred one was acknowledged."""
-    holder = sender.send_task("defer", [label, 4.0], queue=QUEUE)
-    eventually(lambda: journal.count(label, "start") == 1, "it holds the lock")
-    result = sender.send_task("defer", [label, 0.1], queue=QUEUE)
-    eventually(lambda: "defer[" + result.id in worker.log(), "it is deferred")
-    assert holder.get(timeout=20)
-    assert result.get(timeout=20)
-    copy_of(result, sender, QUEUE, "defer", label, 0.1)
-    never(lambda: journal.count(label, "start") > 2, "it ran twice", 2.0)
-
-
 def test_a_copy_of_a_skipped_task_does_not_run_instead(sender, journal, label):
-    holder = sender.send_task("late", [label, 4.0], queue=QUEUE)
+    holder = sender.send_task("late", [label, "stand"], queue=QUEUE)
     eventually(lambda: journal.count(label, "start") == 1, "it holds the lock")
     skipped = sender.send_task("late", [label, 0.1], queue=QUEUE)
     eventually(lambda: skipped.state == "REVOKED", "it is skipped")
+    journal.let_go(holder.id)
     assert holder.get(timeout=20)
     copy_of(skipped, sender, QUEUE, "late", label, 0.1)
-    never(lambda: journal.count(label, "start") > 1, "a copy ran", 2.0)
+    never(lambda: journal.count(label, "start") > 1, "a copy ran", 1.5)
     assert skipped.state == "REVOKED"
 
 
@@ -287,7 +192,7 @@ def test_a_copy_of_what_a_solo_worker_ran_does_not_run(start_worker, sender, que
     result = sender.send_task("skip", [label, 0.1], queue=queue)
     assert result.get(timeout=20)
     copy_of(result, sender, queue, "skip", label, 0.1)
-    never(lambda: journal.count(label, "start") > 1, "a copy ran", 2.0)
+    never(lambda: journal.count(label, "start") > 1, "a copy ran", 1.5)
 
 
 def test_an_earlier_attempts_state_is_not_taken_for_the_result_of_a_later_one(

@@ -1,10 +1,10 @@
-"""A room in which several times, or several slots, come together."""
+"""A room in which several times, or several slots, come together; and those who wait in slots."""
 
 from __future__ import annotations
 
 import pytest
 
-from celery_redislock import TaskSkipped
+from celery_redislock import ConfigError, TaskSkipped
 from tests.behaviour.conftest import HOUSE
 from tests.behaviour.looking import received, starts
 from tests.support.servers import RedisServer
@@ -83,3 +83,33 @@ def test_two_releases_at_once_publish_each_waiting_task_once(
     more = {each.id: count for each in waiting if (count := received(worker.log(), each.id)) != 2}
     assert more == {}, "published another number of times than once"
     assert "already done" not in worker.log()
+
+
+def test_tasks_that_wait_in_their_slots_run_in_the_order_in_which_they_came(
+    start_house, sender, own_redis, journal, label
+):
+    """While all are blocked: one that looks again, after five seconds, goes to the end."""
+    conf = {"redislock_url": f"{own_redis.url}/0"}
+    start_house(queues=label, concurrency=5, pool="threads", conf=conf)
+    holder = sender.send_task("waits_long", [label, "stand"], queue=label)
+    eventually(lambda: journal.read(label, "start"), "the holder runs")
+    sent = [holder]
+    with own_redis.client() as client:
+        for number in range(4):
+            sent.append(sender.send_task("waits_long", [label, 0.0], queue=label))
+            eventually(
+                lambda blocked=number + 1: client.info("clients")["blocked_clients"] == blocked,
+                "it waits",
+            )
+    journal.let_go(holder.id)
+    assert [each.get(timeout=20) for each in sent] == [label] * 5
+    ran = [entry.task_id for entry in journal.read(label, "start")]
+    assert ran == [each.id for each in sent]
+
+
+def test_a_policy_that_ends_nothing_fails_its_task(sender, hold, journal, label, queue):
+    holder = hold("forgets")
+    result = sender.send_task("forgets", [label], queue=queue)
+    with pytest.raises(ConfigError, match=r"Forgetful.* did not end the conflict: its act"):
+        result.get(timeout=20)
+    journal.let_go(holder.id)

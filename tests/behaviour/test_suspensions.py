@@ -28,7 +28,6 @@ QUEUE = "suspensions"
 PREFIX = f"redislock:suspended-{uuid.uuid4().hex[:8]}"
 WHY = "migration of the accounts"
 HOUR = 3600
-PARKS = ["waits", "queues", "coalesces", "debounces", "replaces", "two_queue", "pauses"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -124,20 +123,11 @@ def test_explain_says_that_a_unique_call_is_there(app, journal, label, send):
     assert "now a call of it waits: apply_async would send nothing" in explained
 
 
-def test_each_ends_as_its_policy_says(app, send, label):
-    for name in ("skips_with_a_result", "raises"):
-        suspend(app, name, seconds=HOUR, why=WHY)
-    assert send("skips_with_a_result", label).get(timeout=20) == "busy"
-    with pytest.raises(LockConflict, match=f"the lock is suspended: .*{WHY}") as caught:
-        send("raises", label).get(timeout=20)
-    assert caught.value.holder is None
-
-
-@pytest.mark.parametrize("name", PARKS)
+@pytest.mark.parametrize("name", ["waits", "queues"])
 def test_what_waits_does_so_until_the_end_in_two_deliveries(
     app, send, journal, label, name, deliveries
 ):
-    suspension = suspend(app, name, seconds=6)
+    suspension = suspend(app, name, seconds=2)
     result = send(name, label)
     eventually(lambda: waiting(app, name, label), "it waits")
     row = row_of(app, name, label)
@@ -149,75 +139,29 @@ def test_what_waits_does_so_until_the_end_in_two_deliveries(
     assert list_suspensions(app) == []
 
 
-def test_what_waits_in_order_runs_in_order_once_it_is_resumed(app, send, journal, label):
-    suspend(app, "queues", seconds=HOUR)
-    sent = []
-    for count in range(1, 5):
-        sent.append(send("queues", label))
-        eventually(lambda n=count: waiting(app, "queues", label) == n, "it waits")
-    never(lambda: journal.count(label, "start"), "one runs", 2)
-    assert send("skips", label).get(timeout=20) == label, "no pool slot is taken"
-    resume(app, "queues")
-    assert [each.get(timeout=30) for each in sent] == [label] * 4
-    ran = [each.task_id for each in journal.read(label, "start") if each.task_id != label]
-    assert ran[-4:] == [each.id for each in sent]
-    assert not journal.overlaps(label)
-
-
 def test_a_time_to_wait_goes_on_when_the_task_is_suspended_meanwhile(app, send, journal, label):
     holder = send("waits_a_while", label, "stand")
     journal.await_start(label, holder.id)
     began = time.monotonic()
     waits = send("waits_a_while", label)
-    never(waits.ready, "it ends early", 3.5)
+    never(waits.ready, "it ends early", 2)
     suspend(app, "waits_a_while", seconds=HOUR)
     journal.let_go(holder.id)
     with pytest.raises(LockConflict):
         waits.get(timeout=20)
-    assert 5 <= time.monotonic() - began < 8
+    assert 3 <= time.monotonic() - began < 5, "it has not begun anew"
 
 
-@pytest.mark.parametrize("name", ["queues_briefly", "waits_briefly"])
-def test_a_time_to_wait_is_kept_under_a_long_suspension(
-    app, send, journal, label, name, deliveries
-):
+def test_a_time_to_wait_is_kept_under_a_long_suspension(app, send, journal, label, deliveries):
     """42 deliveries of one task, once, and no end."""
     began = time.monotonic()
-    suspend(app, name, seconds=HOUR)
-    result = send(name, label)
+    suspend(app, "waits_briefly", seconds=HOUR)
+    result = send("waits_briefly", label)
     with pytest.raises(LockConflict):
         result.get(timeout=20)
     assert 2 <= time.monotonic() - began < 10
     assert deliveries(result) == 2
     assert journal.count(label, "start") == 0
-
-
-def test_a_limit_is_kept(app, send, label):
-    suspend(app, "queues_one", seconds=HOUR)
-    first = send("queues_one", label)
-    eventually(lambda: waiting(app, "queues_one", label) == 1, "it waits")
-    with pytest.raises(LockConflict):
-        send("queues_one", label).get(timeout=20)
-    resume(app, "queues_one")
-    assert first.get(timeout=30) == label
-
-
-def test_newer_calls_take_the_place_of_older_ones(app, send, journal, label):
-    suspend(app, "coalesces", seconds=HOUR)
-    first = send("coalesces", label)
-    eventually(lambda: waiting(app, "coalesces", label) == 1, "it waits")
-    second = send("coalesces", label)
-    with pytest.raises(TaskSkipped):
-        first.get(timeout=20)
-    resume(app, "coalesces")
-    assert second.get(timeout=30) == label
-
-
-def test_one_that_defers_is_deferred_by_its_own_delays(app, send, label, deliveries):
-    suspend(app, "defers", seconds=3)
-    result = send("defers", label)
-    assert result.get(timeout=30) == label
-    assert 3 <= deliveries(result) <= 9
 
 
 def test_what_runs_goes_on_also_where_a_newer_call_would_replace_it(app, send, journal, label):
@@ -226,7 +170,7 @@ def test_what_runs_goes_on_also_where_a_newer_call_would_replace_it(app, send, j
     suspend(app, "replaces", seconds=HOUR)
     second = send("replaces", label)
     eventually(lambda: waiting(app, "replaces", label) == 1, "the newer one waits")
-    never(first.ready, "the run is ended", 3)
+    never(first.ready, "the run is ended", 1)
     row = row_of(app, "replaces", label)
     assert (row.state, row.suspension.task) == ("held", "replaces")
     journal.let_go(first.id)
@@ -236,8 +180,8 @@ def test_what_runs_goes_on_also_where_a_newer_call_would_replace_it(app, send, j
 
 
 def test_what_expires_is_named_with_the_reason(app, send, worker, label):
-    suspend(app, "queues", seconds=4, why=WHY)
-    result = send("queues", label, expires=2)
+    suspend(app, "queues", seconds=2, why=WHY)
+    result = send("queues", label, expires=1)
     with pytest.raises(Exception, match="expired"):
         result.get(timeout=30)
     line = eventually(lambda: line_of(worker, f"queues[{result.id}] ends as"), "it is said")
@@ -246,37 +190,6 @@ def test_what_expires_is_named_with_the_reason(app, send, worker, label):
 
 
 # -- what has begun ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["skips", "raises", "queues_briefly"])
-def test_a_retry_waits_in_two_deliveries_and_is_never_dropped(
-    app, send, journal, label, name, deliveries
-):
-    first = send(name, label, "stand and retry")
-    journal.await_start(label, first.id)
-    suspend(app, name, seconds=HOUR)
-    journal.let_go(first.id)
-    eventually(lambda: waiting(app, name, label) == 1, "the retry waits")
-    never(first.ready, "it is dropped", 4)
-    resume(app, name)
-    assert first.get(timeout=30) == label
-    assert journal.count(label, "start") == 2
-    assert deliveries(first) == 3
-
-
-@pytest.mark.parametrize("name", ["coalesces", "debounces", "replaces"])
-def test_a_retry_runs_before_newer_calls(app, send, journal, label, name):
-    first = send(name, label, "stand and retry")
-    journal.await_start(label, first.id)
-    suspend(app, name, seconds=HOUR)
-    second = send(name, label)
-    eventually(lambda: waiting(app, name, label) == 1, "the newer one waits")
-    journal.let_go(first.id)
-    eventually(lambda: waiting(app, name, label) == 2, "both wait")
-    resume(app, name)
-    assert [each.get(timeout=30) for each in (first, second)] == [label, label]
-    ran = [(each.task_id, each.retries) for each in journal.read(label, "start")]
-    assert ran == [(first.id, 0), (first.id, 1), (second.id, 0)]
 
 
 def test_a_retry_whose_lock_is_kept_goes_on(app, send, journal, label):
@@ -293,7 +206,7 @@ def test_a_task_whose_child_was_killed_waits_and_runs_again(app, send, journal, 
     suspend(app, "comes_back", seconds=HOUR)
     journal.kill(run_of_it)
     eventually(lambda: waiting(app, "comes_back", label) == 1, "its copy waits", 30)
-    never(first.ready, "it is dropped", 2)
+    never(first.ready, "it is dropped", 1)
     resume(app, "comes_back")
     eventually(lambda: journal.count(label, "start") == 2, "it runs again")
     journal.let_go(first.id)
@@ -301,30 +214,6 @@ def test_a_task_whose_child_was_killed_waits_and_runs_again(app, send, journal, 
 
 
 # -- scopes, and locks that tasks share --------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["unique", "unique_until_it_starts"])
-def test_five_calls_of_a_task_that_is_unique_in_the_queue_are_one(app, journal, label, name):
-    suspend(app, name, seconds=HOUR)
-    task = app.tasks[name]
-    sent = {task.apply_async((label,), queue=QUEUE).id}
-    eventually(lambda: waiting(app, name, label) == 1, "its message waits")
-    sent |= {task.apply_async((label,), queue=QUEUE).id for _ in range(4)}
-    assert len(sent) == 1
-    never(lambda: journal.count(label, "start"), "it runs", 2)
-    resume(app, name)
-    assert task.AsyncResult(sent.pop()).get(timeout=30) == label
-    assert journal.count(label, "start") == 1
-    again = task.apply_async((label,), queue=QUEUE)
-    assert again.get(timeout=20) == label
-
-
-def test_another_task_of_the_same_lock_is_not_touched(app, send, journal, label):
-    suspend(app, "first_of_two", seconds=HOUR)
-    for _ in range(3):
-        assert send("second_of_two", label).get(timeout=20) == label
-        with pytest.raises(TaskSkipped):
-            send("first_of_two", label).get(timeout=20)
 
 
 def test_a_suspended_lock_is_so_for_all_its_tasks_and_outside_of_them(app, send, label):
@@ -354,16 +243,6 @@ def test_a_lock_outside_of_tasks_is_acquired_when_its_suspension_ends(app, label
 
 
 # -- ends, and names ---------------------------------------------------------------------------
-
-
-def test_a_suspension_that_is_set_again_has_the_new_end(app, send, label):
-    suspend(app, "queues", seconds=600, why="long")
-    result = send("queues", label)
-    eventually(lambda: waiting(app, "queues", label) == 1, "it waits")
-    suspend(app, "queues", seconds=1, why="short")
-    (left,) = list_suspensions(app) or [None]
-    assert left is None or left.why == "short"
-    assert result.get(timeout=20) == label
 
 
 def test_after_the_lists_are_lost_nothing_is_suspended(app, send, client, label):
@@ -487,28 +366,31 @@ def test_doctor_and_list_say_what_is_suspended_and_what_came_of_it(app, send, la
 # -- what it costs -----------------------------------------------------------------------------
 
 
-def commands(client):
-    return client.info("stats")["total_commands_processed"]
+def spent(client):
+    """The commands that the server has executed, and the bytes that it has sent."""
+    stats = client.info("stats")
+    return stats["total_commands_processed"], stats["total_net_output_bytes"]
 
 
-def test_few_commands_suspend_and_resume_a_task_and_many_locks_are_resumed_soon(conf, own_redis):
+def test_few_commands_suspend_and_resume_a_task_and_of_many_locks_each(conf, own_redis):
     own = {"redislock_url": f"{own_redis.url}/0", "redislock_prefix": PREFIX}
     with suspendable({**conf, **own}) as app, own_redis.client() as client:
         list_suspensions(app)
-        before = commands(client)
+        before, _ = spent(client)
         suspend(app, "skips", seconds=HOUR)
-        between = commands(client)
+        between, _ = spent(client)
         assert between - before <= 100
         resume(app, "skips")
-        assert commands(client) - between <= 100
-        assert not client.keys("*:suspended")
+        assert spent(client)[0] - between <= 100
 
-        names = [f"lock-{number}" for number in range(2000)]
+        names = [f"lock-{number}" for number in range(200)]
         for name in names:
             suspend(app, lock=name, seconds=HOUR, unknown=True)
-        assert len(list_suspensions(app)) == 2000
-        began = time.monotonic()
+        assert len(list_suspensions(app)) == len(names)
+        commands, sent = spent(client)
         for name in names:
             assert resume(app, lock=name)
-        assert time.monotonic() - began < 20, "two seconds, on a machine with nothing else to do"
+        now, sent_now = spent(client)
+        assert now - commands < 10 * len(names)
+        assert sent_now - sent < 500 * len(names), "none of them reads what the others are"
         assert not client.keys("*:suspended")

@@ -1,4 +1,4 @@
-"""The tests that the pages name as proofs are there, and every promise names some."""
+"""The tests and properties that pages name as proofs are there, and every promise names some."""
 
 from __future__ import annotations
 
@@ -15,24 +15,27 @@ from tests.support.workers import ROOT
 
 TESTS = ROOT / "tests"
 PAGES = ("inside/promises", "inside/deliveries", "inside/mechanisms")
+PROPERTIES = "simulation/properties.py"
 
 
 @functools.cache
 def names_in(path: Path) -> set[str]:
-    """The names of a file's tests."""
+    """The names of a file's tests, or of the properties of the simulated world."""
     nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-    return {node.name for node in nodes if isinstance(node, kinds) and node.name[:5] == "test_"}
+    found = [node for node in nodes if isinstance(node, kinds)]
+    props = {node.name for node in found if "prop" in map(ast.unparse, node.decorator_list)}
+    return props or {node.name for node in found if node.name[:5] == "test_"}
 
 
 def named(text: str) -> Iterator[tuple[str, str]]:
     """Each file that a text names, with "", and each test: that of the file before it."""
     file = ""
     for word in re.findall(r"`([\w/]+(?:\.py)?/?)`", text):
-        if word.endswith(".py") and Path(word).name.startswith("test_"):
+        if word.endswith(".py") and Path(word).name.startswith(("test_", "properties")):
             file = word.removeprefix("tests/")
             yield file, ""
-        elif re.fullmatch(r"test_\w+", word):
+        elif re.fullmatch(r"test_\w+", word) or (file == PROPERTIES and word.isidentifier()):
             yield file, word
 
 
@@ -65,7 +68,7 @@ def test_every_guarantee_names_its_tests() -> None:
     text = (ROOT / "docs/guarantees.md").read_text(encoding="utf-8")
     promises = (ROOT / "docs/inside/promises.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\|.*\| (\d+) \|$", text.partition("\n## The fence\n")[0], re.M)
-    lines = dict(re.findall(r"^(\d+)\. (`[\w/.]+\.py`: `test_.*)$", promises, re.M))
+    lines = dict(re.findall(r"^(\d+)\. (`[\w/.]+\.py`: `.*)$", promises, re.M))
     assert rows == [str(number) for number in range(1, len(rows) + 1)]
     assert len(rows) > 20
     without = [row for row in rows if not any(test for _, test in named(lines.get(row, "")))]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 
@@ -18,8 +17,6 @@ from .storms import Storms
 from .torture.proof import Torture
 
 PROOFS = {each.name: each for each in (Faults(), Soak(), Hosts(), Torture(), Storms(), Failovers())}
-#: Where the models' machines follow the real scripts; and which of them are worth a thousand runs.
-MACHINES = ("tests/contract/model", "-k", "says_whatever or found_out")
 HELP = """\
 python -m tests.proofs [--help] [PROOF [OPTION...]]: without a PROOF all faults, and then the hosts
 
@@ -59,11 +56,7 @@ def model(arguments: Sequence[str]) -> int:
     from .model import __main__ as protocol
 
     sys.argv[1:] = arguments
-    wrong = protocol.main()
-    if not arguments:
-        command = [sys.executable, "-m", "pytest", "-q", *MACHINES, "--hypothesis-profile=long"]
-        wrong = max(wrong, subprocess.run(command, check=False).returncode)
-    return wrong
+    return protocol.main()
 
 
 if __name__ == "__main__":

@@ -305,6 +305,99 @@ def _arrived_late(course: Course, call: Call) -> bool:
     ) or any(_arrived_late(course, course.calls[each]) for each in call.after)
 
 
+def _named_in(result: object) -> str | None:
+    """The task that an error names as the holder, as the backend has it."""
+    told = result.get("exc_message") if isinstance(result, dict) else None
+    holders = [each for each in told or () if isinstance(each, dict) and "task_id" in each]
+    return holders[0]["task_id"] if holders else None
+
+
+@prop
+def the_newest_call_gets_its_run(course: Course) -> None:
+    """policies.md: "the latest change must be processed"; "if a newer call takes its place,
+    REVOKED". Who follows the names comes to a run that began after the call was sent.
+    """
+    if _happened(course, "restart empty", "broker away", "kill worker"):
+        return
+    if any(what in ("drop", "break") for _, what, _ in course.operated):
+        return
+    for call in course.calls.values():
+        each, passed = call, list[Call]()
+        while each not in passed and not _ran_since(course, each, call.sent):
+            passed.append(each)
+            newer = _named_in((course.states.get(each.task_id) or [(0.0, "", None)])[-1][2])
+            each = course.calls.get(newer or "", each)
+        ended = course.end_of(each) in ("REVOKED", "SUCCESS") and "expires" not in each.options
+        if call.spec.policy not in NEWEST or any(one.after for one in passed):
+            continue  # what comes after it in a chain ends with it
+        if each in passed and ended:
+            course.failed("newest call", f"{call.name} comes to {each.name}, which did not run")
+
+
+def _ran_since(course: Course, call: Call, since: float) -> bool:
+    return any(run.task_id == call.task_id and run.began >= since for run in course.runs)
+
+
+#: Policies whose newer calls take the place of those that wait.
+NEWEST = ("coalesce", "debounce", "replace")
+
+
+@prop
+def nobody_is_its_own_duplicate(course: Course) -> None:
+    """guarantees.md, "Retries and redeliveries": "A redelivered copy that meets its own lock is
+    deferred, whatever the policy"; of a retry: "it waits or is deferred, never skipped".
+    """
+    for call in course.calls.values():
+        for _, state, result in course.states.get(call.task_id, []):
+            told = result.get("exc_type") if isinstance(result, dict) else None
+            if told != "LockLost" and _named_in(result) == call.task_id:
+                course.failed("own duplicate", f"{call.name} is {state} by itself: {told}")
+
+
+@prop
+def a_lock_that_is_kept_lets_nobody_in(course: Course) -> None:
+    """guarantees.md: "the next attempt takes it over; if none comes, `lock_ttl` after the
+    countdown"; deliveries.md, of what replaced itself: "left to the replacement".
+    """
+    broken = any(what == "break" for _, what, _ in course.operated)
+    if course.happened or course.limit > 1 or broken:
+        return
+    for call in course.calls.values():
+        what, countdown, _ = call.does or ("", 0, 0)
+        by_option = call.spec.option in ("both", "publish", "held")[: 3 if "retry" in what else 2]
+        runs = [run for run in course.runs if run.task_id == call.task_id and run.lease]
+        for run, retry in itertools.pairwise(runs):
+            is_next = retry.attempt > run.attempt or what == "replace"
+            if not (by_option or what == "pause and retry") or not is_next or run.ended is None:
+                continue
+            until = min(retry.began, run.ended + countdown + course.plan.ttl)
+            for other in course.runs:
+                is_other = other.key == run.key and other.task_id != run.task_id
+                if other.lease and is_other and run.ended <= other.began < until - TICK:
+                    who = course.named(other.task_id)
+                    course.failed("kept lock", f"{who} begins between runs of {call.name}")
+
+
+@prop
+def one_message_of_a_call_is_in_the_queue(course: Course) -> None:
+    """options.md, "Unique from when it is sent": "Nothing was sent". Looked at is the first call
+    of a key: nobody has had the lock before.
+    """
+    if course.happened or course.operated:
+        return
+    outside = {each.args[0] for each in course.plan.events if each.kind in ("lock", "coroutines")}
+    first: dict[str, Call] = {}
+    for call in course.calls.values():
+        one = first.setdefault(call.key, call)
+        is_one = one.spec.option in ("queued", "both") and "expires" not in one.options
+        if one is call or one.spec != call.spec or one.after or call.after or not is_one:
+            continue
+        begins = [run.began for run in course.runs if run.task_id == one.task_id]
+        is_there = one.sent + TICK < call.sent < min([*begins, course.now]) - TICK
+        if is_there and call.key not in outside:
+            course.failed("one message", f"{call.name} is sent beside {one.name}")
+
+
 # -- times ------------------------------------------------------------------------------------
 
 
@@ -540,12 +633,10 @@ def _turned_away_by(result: object) -> str:
 
 @prop
 def what_may_run_runs(course: Course) -> None:
-    """operations.md: what waits runs after the end. Suspending a task does not touch another one
-    of the same lock.
+    """deliveries.md: who frees the lock publishes the first of the room. operations.md: what waits
+    runs after the end; suspending a task does not touch another one of the same lock.
     """
     if course.happened or _deaths(course) or any(w == "break" for _, w, _ in course.operated):
-        return
-    if not course.suspended:
         return
     for call in course.calls.values():
         if call.options or call.after or call.does or call.task_id not in course.taken:

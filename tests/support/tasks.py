@@ -73,11 +73,19 @@ def pause(seconds: float) -> None:
         seconds -= step
 
 
-def body(self: Any, label: str, seconds: float = 0.2, how: str = "return") -> Any:
+def spend(self: Any, seconds: float | str) -> None:
+    """Sleep for so long; or "stand" until the test lets it go."""
+    if seconds == "stand":
+        journal.await_go(self.request.id)
+    else:
+        pause(float(seconds))
+
+
+def body(self: Any, label: str, seconds: float | str = 0.2, how: str = "return") -> Any:
     """One run: written down at its start and end, whatever the end is."""
     try:  # who sees the start may end it before the line below is over
         journal.write("start", label, self.request, {"fence": self.lock.fence})
-        pause(seconds)
+        spend(self, seconds)
         if how == "raise":
             raise ValueError("the body failed")
         if how == "ignore":
@@ -136,9 +144,6 @@ queued_late = singleton(
     name="queued_late", acks_late=True, reject_on_worker_lost=True, on_conflict=Queue()
 )(body)
 queued_two = singleton(name="queued_two", on_conflict=Queue(limit=2, then=Raise()))(body)
-queued_briefly = singleton(
-    name="queued_briefly", lock_ttl=60, on_conflict=Queue(max_wait=0.5, then=Raise())
-)(body)
 coalesced = singleton(name="coalesced", on_conflict="coalesce")(body)
 coalesced_result = singleton(name="coalesced_result", on_conflict=Coalesce(result=["replaced"]))(
     body
@@ -155,9 +160,6 @@ debouncing = {"lock_key": "debounced:{label}", "on_conflict": Debounce(quiet=1, 
 debounced = singleton(name="debounced", **debouncing)(body)
 debounced_late = singleton(name="debounced_late", acks_late=True, **debouncing)(body)
 two_at_once = singleton(name="two_at_once", lock_limit=2)(body)
-two_at_once_late = singleton(
-    name="two_at_once_late", lock_limit=2, acks_late=True, reject_on_worker_lost=True
-)(body)
 two_at_once_queued = singleton(name="two_at_once_queued", lock_limit=2, on_conflict="queue")(body)
 pauses = singleton(name="pauses", lock_min_hold=6)(body)
 ticks = singleton(name="ticks", lock_min_hold=1.5)(body)
@@ -280,10 +282,10 @@ def sends_itself(self: Any, label: str) -> Any:
     return self.apply_async((label,), queue=here).id == self.request.id
 
 
-def describe(self: Any, label: str, seconds: float = 0.0) -> Any:
+def describe(self: Any, label: str, seconds: float | str = 0.0) -> Any:
     """What its own message said."""
     journal.write("start", label, self.request)
-    pause(seconds)
+    spend(self, seconds)
     request = self.request
     kept = ("retries", "expires", "shadow", "group", "group_index", "parent_id", "root_id")
     told = {name: getattr(request, name) for name in (*kept, "timelimit", "headers", "origin")}
@@ -296,7 +298,6 @@ def describe(self: Any, label: str, seconds: float = 0.0) -> Any:
 
 
 describes = singleton(name="describes", on_conflict=Defer(delay=0.2))(describe)
-queued_describes = singleton(name="queued_describes", on_conflict="queue")(describe)
 
 
 def newest_retries(self: Any, label: str, seconds: float = 0.05, times: int = 0) -> Any:
@@ -308,9 +309,9 @@ def newest_retries(self: Any, label: str, seconds: float = 0.05, times: int = 0)
     return self.request.retries
 
 
-NEWEST = {"coalesced_retries": "coalesce", "debounced_retries": Debounce(quiet=1, max_wait=3)}
-for name, policy in NEWEST.items():
-    singleton(name=name, max_retries=3, on_conflict=policy)(newest_retries)
+debounced_retries = singleton(
+    name="debounced_retries", max_retries=3, on_conflict=Debounce(quiet=1, max_wait=3)
+)(newest_retries)
 
 
 @singleton(name="retries_and_goes_on", max_retries=3)

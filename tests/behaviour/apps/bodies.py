@@ -71,9 +71,6 @@ def run(self: Any, label: str, how: str | float = 0.0) -> str:
                 raise self.retry(countdown=3 if how == "retry later" else 0.5)
         elif how == "retry elsewhere":
             raise self.retry(args=(f"{label} elsewhere", 0.0), countdown=0.5)
-        elif how == "retry twice":
-            if self.request.retries < 2:
-                raise self.retry(countdown=0.2)
         elif how == "fail":
             raise ValueError("it fails")
         else:

@@ -11,7 +11,7 @@ from typing import Any
 from celery import Celery, Task
 from celery.exceptions import Ignore, Reject
 
-from celery_redislock import Defer, SingletonTask, Wait
+from celery_redislock import SingletonTask
 
 from .bodies import CONF, journal, new_app, run
 
@@ -47,25 +47,8 @@ def requeues(self: Any, label: str) -> None:
         raise Reject("once more", requeue=True)
 
 
-def replaces(self: Any, label: str) -> Any:
-    """By a task without a lock."""
-    return self.replace(self.app.signature("free", (label,), immutable=True))
-
-
-def goes_on(self: Any, label: str) -> Any:
-    """The replacement is the same task, and stands."""
-    queue = self.request.delivery_info["routing_key"]
-    same = self.app.signature(self.name, (label, "stand"), immutable=True)
-    return self.replace(same.set(queue=queue))
-
-
-def retries(self: Any, label: str) -> None:
-    raise self.retry(countdown=2, max_retries=1)
-
-
 ENDS: dict[str, Any] = {
-    "raise": raises, "ignore": ignores, "reject": rejects, "replace": replaces,
-    "go on": goes_on, "retry": retries, "requeue": requeues,
+    "raise": raises, "ignore": ignores, "reject": rejects, "requeue": requeues,
 }  # fmt: skip
 
 
@@ -87,20 +70,12 @@ SAME: dict[str, dict[str, Any]] = {
     "lost_for_good": {"retry_on_worker_lost": True, "max_retries": 0},
     "not_acked": {"acks_late": True, "acks_on_failure_or_timeout": False},
     "short": {"lock_ttl": 2},
-    "coalesces": {"on_conflict": "coalesce"},
-    "replaces": {"on_conflict": "replace"},
-    "waits": {"on_conflict": Wait()},
-    "cools": {"lock_min_hold": 3},
-    "holds": {"lock_across_retries": "hold"},
     "defers_outage": {"on_redis_error": "defer", "lock_ttl": 3},
     "runs_unlocked": {"on_redis_error": "run", "lock_ttl": 3},
     "raises_unlocked": {"on_redis_error": "raise", "lock_ttl": 3},
 }
 #: What the newer release has of tasks that were like "job" before. None: nothing.
 CHANGED: dict[str, dict[str, Any] | None] = {
-    "skips": {"on_conflict": "skip"},
-    "refuses": {"on_conflict": "raise"},
-    "defers": {"on_conflict": Defer(delay=1)},
     "three_parameters": {},
     "keyless": {"lock_key": no_key},
     "gone": None,
@@ -145,11 +120,6 @@ def ends(release: int, conf: Mapping[str, Any]) -> Celery:
                 return body(self, label, how)
 
             app.task(name=prefix + name, **every)(changed_body if has_three else plain)
-
-    @app.task(name="free", bind=True, shared=False, ignore_result=True)
-    def free(self: Any, label: str) -> None:
-        """Takes no lock, and goes nowhere but to the journal."""
-        journal.write("free", label, self.request)
 
     @app.task(name="ping", shared=False)
     def ping() -> float:

@@ -52,16 +52,12 @@ TASKS: dict[str, dict[str, Any]] = {
     "forgets": {"on_conflict": Forgetful()},
     "settles": {"on_conflict": Debounce(quiet=60, max_wait=600)},
     "two_queue": {"on_conflict": "queue", "lock_limit": 2},
-    "cools_wait": {"on_conflict": Wait(), "lock_min_hold": 1.2},
     "cools_queue": {"on_conflict": "queue", "lock_min_hold": 1.2},
-    "cools_two_wait": {"on_conflict": Wait(), "lock_min_hold": 1.2, "lock_limit": 2},
     "describes": {"lock_ttl": 2},
     "pauses": {"lock_pause": 1.5},
     "pauses_queue": {"lock_pause": {"failure": 1.5}, "on_conflict": "queue"},
     "pauses_as_asked": {"on_conflict": Wait()},
     "pauses_and_skips": {},
-    "pauses_and_holds": {"lock_across_retries": "hold"},
-    "pauses_and_is_sent_once": {"lock_scope": "queued+running"},
     "dies_and_holds": {
         "lock_across_retries": "hold",
         "lock_ttl": 60,
@@ -74,7 +70,6 @@ TASKS: dict[str, dict[str, Any]] = {
     },
     "fewer_later_short": {"lock_limit": limit_of_now, "lock_ttl": 3},
     "fewer_later_kept": {"lock_limit": limit_of_now, "lock_scope": "queued+running"},
-    "two_pause": {"lock_limit": 2},
     "cools_two_queue": {"on_conflict": "queue", "lock_min_hold": 1.2, "lock_limit": 2},
 }
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from celery import states
 from celery.backends.redis import RedisBackend
 
-from celery_redislock import Raise, SingletonTask
+from celery_redislock import SingletonTask
 
 from .bodies import CONF, journal, new_app
 
@@ -51,10 +51,8 @@ OPTIONS: Final[dict[str, Any]] = {
     "lock_key": "late:{label}",
 }  # fmt: skip
 app.task(name="skip", **OPTIONS)(body)
-app.task(name="refuse", **OPTIONS, on_conflict=Raise())(body)
 app.task(name="queue", **OPTIONS, on_conflict="queue")(body)
 app.task(name="until_it_starts", **OPTIONS, lock_scope="queued")(body)
-app.task(name="until_it_ends", **OPTIONS, lock_scope="queued+running")(body)
 app.task(name="unstored", **OPTIONS, ignore_result=True, store_errors_even_if_ignored=True)(body)
 # For Celery's main process, which sends the retry with the same arguments.
 app.task(name="dies", **OPTIONS, retry_on_worker_lost=True, default_retry_delay=0)(body)

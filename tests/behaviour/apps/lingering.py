@@ -28,6 +28,6 @@ def deferred(self: Any, label: str) -> None:
     journal.write("start", label, self.request)
 
 
-OPTIONS = {"base": SingletonTask, "bind": True, "lock_key": "{label}", "soft_time_limit": 2}
-app.task(name="deferred", on_conflict=Defer(delay=3), **OPTIONS)(deferred)
-app.task(name="deferred_late", on_conflict=Defer(delay=3), acks_late=True, **OPTIONS)(deferred)
+OPTIONS = {"base": SingletonTask, "bind": True, "lock_key": "{label}", "soft_time_limit": 1}
+app.task(name="deferred", on_conflict=Defer(delay=2), **OPTIONS)(deferred)
+app.task(name="deferred_late", on_conflict=Defer(delay=2), acks_late=True, **OPTIONS)(deferred)

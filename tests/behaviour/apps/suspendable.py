@@ -8,9 +8,6 @@ from typing import Any
 from celery import Celery
 
 from celery_redislock import (
-    Coalesce,
-    Debounce,
-    Defer,
     Queue,
     Raise,
     Replace,
@@ -23,20 +20,12 @@ from .bodies import CONF, add_tasks, new_app
 
 TASKS: dict[str, dict[str, Any]] = {
     "skips": {"on_conflict": Skip(), "lock_label": "account {label}"},
-    "skips_with_a_result": {"on_conflict": Skip(result="busy")},
     "raises": {"on_conflict": Raise()},
-    "defers": {"on_conflict": Defer(delay=0.5)},
     "waits": {"on_conflict": Wait()},
     "waits_briefly": {"on_conflict": Wait(timeout=2, then=Raise())},
-    "waits_a_while": {"on_conflict": Wait(timeout=5, then=Raise())},
+    "waits_a_while": {"on_conflict": Wait(timeout=3, then=Raise())},
     "queues": {"on_conflict": Queue()},
-    "queues_briefly": {"on_conflict": Queue(max_wait=2, then=Raise())},
-    "queues_one": {"on_conflict": Queue(limit=1, then=Raise())},
-    "coalesces": {"on_conflict": Coalesce()},
-    "debounces": {"on_conflict": Debounce(quiet=0.5, max_wait=1)},
-    "replaces": {"on_conflict": Replace(grace=1)},
-    "two_queue": {"on_conflict": Queue(), "lock_limit": 2},
-    "pauses": {"on_conflict": Queue(), "lock_pause": 0.5},
+    "replaces": {"on_conflict": Replace(grace=0.3)},
     "holds_its_retry": {"on_conflict": Skip(), "lock_across_retries": "hold"},
     "unique": {"on_conflict": Queue(), "lock_scope": "queued+running"},
     "unique_until_it_starts": {"lock_scope": "queued"},

@@ -91,10 +91,9 @@ SHARE = {
 
 
 @pytest.mark.parametrize("how", SHARE)
-@pytest.mark.parametrize("by", ["with", "acquire"])
 @pytest.mark.parametrize(
-    ("reentrant", "start"),
-    [(True, "work(4)"), (True, "workers.append(spawn(work, 4))"), (False, "work(4)")],
+    ("by", "reentrant", "start"),
+    [("with", True, "workers.append(spawn(work, 4))"), ("acquire", False, "work(4)")],
 )
 def test_greenlets_that_share_a_thread_exclude_each_other(
     script, how, by, reentrant, start

@@ -1,4 +1,4 @@
-"""The lock's scripts: what `tests/contract/model` leaves out. It has the rest, in any order."""
+"""The lock's scripts, rule by rule. Together, in any order, they are in `tests/simulation`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ import pytest
 
 from celery_redislock import Holder
 from celery_redislock.protocol import calls
-from celery_redislock.protocol.claims import EXTENDED, NOT_OURS, RETAKEN, Acquired, Claim, Extension
+from celery_redislock.protocol.claims import (
+    EXTENDED,
+    NOT_OURS,
+    RETAKEN,
+    Acquired,
+    Claim,
+    Done,
+    Extension,
+)
 from celery_redislock.protocol.keys import BUCKETS
 from tests.contract.claims import busy, extended, extension, make_claim, outcomes, taken
 from tests.support.waiting import eventually
@@ -128,3 +136,117 @@ def test_any_number_of_locks_leaves_a_bounded_number_of_keys(own_store, own_redi
         lasting = {key for key in client.scan_iter(count=1000) if client.pttl(key) == -1}
     assert lasting == {claim.keys.fence for claim in claims}
     assert BUCKETS == 1024, "there are so many of these"
+
+
+# -- fences -----------------------------------------------------------------------------------
+
+
+def test_a_fence_is_above_the_counter_where_the_clock_is_behind(store, inside, label) -> None:
+    claim = make_claim(label)
+    ahead = taken(store.run(calls.acquire(claim))).fence + 10**12
+    store.run(calls.settle(claim))
+    inside.set(claim.keys.fence, ahead)
+    held = taken(store.run(calls.acquire(claim)))
+    assert held.fence == ahead + 1
+
+    inside.delete(claim.keys.lock, claim.keys.fence)  # as on a server that came back empty
+    assert outcomes(extended(store, extension(claim, held))) == [RETAKEN]
+    store.run(calls.settle(claim))
+    assert taken(store.run(calls.acquire(make_claim(label)))).fence > held.fence
+
+
+# -- times ------------------------------------------------------------------------------------
+
+
+def test_to_ask_again_with_the_same_token_extends(store, inside, label) -> None:
+    claim = make_claim(label)
+    held = taken(store.run(calls.acquire(claim)))
+    inside.pexpire(claim.keys.lock, 1000)
+    assert taken(store.run(calls.acquire(claim))).fence == held.fence
+    assert inside.pttl(claim.keys.lock) > 20_000
+
+
+def test_who_counts_for_the_holder_extends_no_longer_than_it_may_hold(store, label) -> None:
+    claim = make_claim(label)
+    asked = extension(claim, taken(store.run(calls.acquire(claim))))
+    assert outcomes(extended(store, asked._replace(max_hold=60.0))) == [EXTENDED]
+    eventually(
+        lambda: outcomes(extended(store, asked._replace(max_hold=0.001))) == [NOT_OURS],
+        "it is over",
+    )
+
+
+# -- other runs of the task -------------------------------------------------------------------
+
+
+def test_a_retry_takes_over_from_an_attempt_that_missed_its_heartbeats(
+    store, inside, label
+) -> None:
+    first, retry = (make_claim(label, task_id=label, attempt=attempt) for attempt in (0, 1))
+    taken(store.run(calls.acquire(first)))
+    assert busy(store.run(calls.acquire(retry))).relation == "earlier"
+    inside.pexpire(first.keys.lock, 14_000)  # of thirty seconds
+    taken(store.run(calls.acquire(retry)))
+    assert isinstance(store.run(calls.acquire(make_claim(label, task_id=label))), Done)
+
+
+def test_who_leaves_a_lock_to_its_retry_leaves_a_note_and_who_is_to_run_again_does_so(
+    store, label
+) -> None:
+    first, retry = (make_claim(label, task_id=label, attempt=attempt) for attempt in (0, 1))
+    taken(store.run(calls.acquire(first)))
+    left = calls.Release(note="1", heir=(retry.value, 30.0))
+    assert store.run(calls.settle(first, left)).ours
+    retry.kept = retry.value
+    taken(store.run(calls.acquire(retry)))
+    store.run(calls.settle(retry))
+    copy = make_claim(label, task_id=label)
+    assert isinstance(store.run(calls.acquire(copy)), Done)
+    taken(store.run(calls.acquire(copy, again=True)))
+
+
+# -- those who wait ---------------------------------------------------------------------------
+
+
+def test_who_gives_up_a_wait_or_has_died_is_no_waiter(store, inside, label) -> None:
+    holder, *waiting = (make_claim(label) for _ in range(3))
+    taken(store.run(calls.acquire(holder)))
+    for each in waiting:
+        busy(store.run(calls.acquire(each, "wait")))
+    busy(store.run(calls.acquire(waiting[0], "last")))
+    left = dict(inside.zrange(holder.keys.waiters, 0, -1, withscores=True))
+    assert [*left] == [waiting[1].opening]
+
+    inside.zadd(holder.keys.waiters, {waiting[1].opening: 1})  # it has not asked for long
+    store.run(calls.settle(holder))
+    assert not inside.exists(holder.keys.lock), "it is kept for nobody"
+
+
+def test_what_is_kept_for_a_waiter_is_not_taken_by_another_that_begins_to_wait(
+    store, label, monkeypatch
+) -> None:
+    monkeypatch.setattr(calls, "RESERVE", 60.0)
+    holder, first, second = (make_claim(label) for _ in range(3))
+    taken(store.run(calls.acquire(holder)))
+    busy(store.run(calls.acquire(first, "wait")))
+    store.run(calls.settle(holder))
+    assert busy(store.run(calls.acquire(second, "wait"))).relation == "reserved"
+    taken(store.run(calls.acquire(first, "woken")))
+
+
+def test_a_break_wakes_a_waiter(store, inside, label) -> None:
+    holder, waiter = make_claim(label), make_claim(label)
+    taken(store.run(calls.acquire(holder)))
+    busy(store.run(calls.acquire(waiter, "wait")))
+    assert store.run(calls.break_lock(holder.keys, 30)) is not None
+    assert inside.llen(holder.keys.wake) == 1
+
+
+def test_a_break_is_remembered_as_long_as_any_of_those_who_were_broken_may_believe(
+    store, inside, label
+) -> None:
+    for ttl in (30.0, 1.0):
+        claim = make_claim(label, ttl)
+        taken(store.run(calls.acquire(claim)))
+        assert store.run(calls.break_lock(claim.keys, ttl)) is not None
+    assert inside.pttl(claim.keys.broken) > 20_000

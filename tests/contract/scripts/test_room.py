@@ -1,5 +1,5 @@
-"""The waiting room, `room.lua`: what `tests/contract/model/room_machine.py` leaves out or seldom
-meets. It has all other rules, in any order.
+"""The waiting room, `room.lua`, rule by rule. Together, in any order, they are in
+`tests/simulation`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from celery_redislock.protocol.claims import (
     Acquired,
     Busy,
     Done,
+    Free,
+    Full,
     Parked,
     Reserved,
     Settled,
@@ -23,6 +25,7 @@ from celery_redislock.protocol.rooms import ENDED_AGAIN
 from tests.contract.clocks import clock
 from tests.contract.scripts.a_room import (
     BESIDE_WAITERS,
+    FOR_OTHERS,
     KEPT,
     LONGEST_PAUSE,
     SLOT,
@@ -363,3 +366,133 @@ def test_the_room_keeps_its_id_when_an_operator_who_does_not_know_the_limit_drop
 
     assert room.client.zrange(room.keys.rooms, 0, -1) == [room.keys.lock_id]
     assert room.due_in < 0.5
+
+
+# -- one that the caller cannot publish -----------------------------------------------------------
+
+
+def test_others_have_some_time_for_one_that_is_passed_over(room: Room) -> None:
+    holder = room.take("holder")
+    room.park("a", "b")
+    room.published(room.settle(holder), "a")
+    assert room.look("a").offered is None
+    room.pass_time(FOR_OTHERS)
+    room.published(room.look("a"), "b")
+
+
+def test_who_can_publish_one_that_was_passed_over_does_so_though_the_lock_is_held(
+    room: Room,
+) -> None:
+    room.take("holder")
+    room.park("a")
+    assert room.look("a").offered is None
+    room.published(room.look(), "a")
+
+
+# -- those whose time is over ---------------------------------------------------------------------
+
+
+def test_one_whose_time_is_over_is_published_until_it_comes(room: Room) -> None:
+    room.take("holder")
+    room.park("first")
+    room.park("a", give_up=20.0)
+    for waits in (20, KEPT, KEPT, 2 * KEPT):
+        room.pass_time(waits - MORE)
+        assert room.look().offered is None
+        room.pass_time(MORE)
+        assert room.published(room.look(), "a").gives_up
+    assert room.under_way == {"a": pytest.approx(4 * KEPT)}, "from its second publication on"
+
+
+def test_the_lock_is_kept_for_one_whose_time_is_over_only_if_it_is_next(room: Room) -> None:
+    room.take("holder")
+    for task in "ab":
+        room.park(task, give_up=20.0)
+    room.pass_time(20)
+    room.published(room.look(), "a")
+    assert {*room.under_way} == {"a"}
+    room.published(room.look(), "b")
+    assert {*room.under_way} == {"a", "b"}, "all before it are under way"
+
+
+def test_one_whose_time_is_over_and_that_is_passed_over_blocks_nobody(room: Room) -> None:
+    room.take("holder")
+    for task in "ab":
+        room.park(task, give_up=20.0)
+    room.pass_time(20)
+    assert room.published(room.look("a"), "b").gives_up
+    assert room.look("a").due_in >= BESIDE_WAITERS, "nor is it looked for without end"
+
+
+def test_who_leaves_gives_up_no_more(room: Room) -> None:
+    room.take("holder")
+    room.park("a", give_up=20.0)
+    room.park("b")
+    room.leave("a")
+    assert room.due_in > 20
+
+
+def test_one_that_comes_and_waits_on_is_due_as_ever_and_gives_up_in_its_time(room: Room) -> None:
+    holder = room.take("holder")
+    room.park("a", give_up=20.0)
+    room.ask("waiter", "wait")
+    room.published(room.settle(holder), "a")
+    room.pass_time(BESIDE_WAITERS)
+    waiter = room.take("waiter", "woken")
+    assert isinstance(room.parks("a"), Parked)
+    room.published(room.settle(waiter), "a")
+    room.pass_time(KEPT)
+    room.take("faster")
+    room.pass_time(20)
+    assert room.published(room.look(), "a").gives_up
+    assert isinstance(room.parks("a"), Parked)
+    assert room.due_in <= 0, "not only after the pause that follows a publication"
+
+
+# -- places -----------------------------------------------------------------------------------
+
+
+def test_no_more_than_the_limit_wait_and_who_runs_does_not(room: Room) -> None:
+    room.take("holder")
+    room.park("a", "b", limit=2)
+    assert isinstance(room.parks("c", limit=2), Full)
+    assert isinstance(room.parks("holder"), Free)
+
+
+def test_a_newer_call_keeps_the_place_of_the_one_before_which_takes_it_from_nobody(
+    room: Room,
+) -> None:
+    room.take("holder")
+    room.replaces("old")
+    room.park("b")
+    assert room.replaces("newer") == ["old"]
+    assert room.waiting == [SLOT, "b"]
+    room.leave("old", SLOT)
+    assert room.waiting == [SLOT, "b"]
+
+
+def test_an_empty_room_is_looked_after_only_for_the_results_of_the_dropped(room: Room) -> None:
+    holder = room.take("holder")
+    room.park("a")
+    room.published(room.settle(holder), "a")
+    room.settle(room.take("a", member=room.entry_id("a")))
+    assert room.due_in is None
+    room.take("holder")
+    room.park("b")
+    room.drop_all()
+    assert room.due_in <= 0, "somebody is to store its result"
+
+
+def test_a_debounced_call_is_due_when_it_is_quiet_or_max_wait_is_over(room: Room) -> None:
+    quiet = {"quiet": (5.0, 12.0)}
+    for task, due in (("a", 5), ("b", 5), ("c", 4)):  # four seconds apart, and the lock is free
+        assert isinstance(room.parks(task, SLOT, **quiet), Parked)
+        assert room.due_in == pytest.approx(due, abs=0.01)
+        room.pass_time(0 if task == "c" else 4)
+    room.pass_time(1)
+    assert isinstance(room.parks("c", SLOT, **quiet), Parked)
+    assert room.due_in == pytest.approx(3, abs=0.01), "a copy is no call"
+    room.pass_time(2.9)
+    assert room.look().offered is None
+    room.pass_time(0.1)
+    room.published(room.look(), "c", SLOT)

@@ -100,9 +100,9 @@ def restarts(server: RedisServer) -> None:
 @pytest.mark.parametrize(
     ("run", "cuts", "tls"),
     [
-        *(("asyncio", idles, True), ("uvloop", idles, False)),
-        *(("asyncio", kills, False), ("uvloop", kills, True)),
-        *(("asyncio", restarts, False), ("uvloop", restarts, False)),
+        ("asyncio", idles, True),
+        ("uvloop", kills, False),
+        ("asyncio", restarts, False),
     ],
     indirect=["run"],
 )
@@ -621,8 +621,10 @@ def begun(
     return program
 
 
-@pytest.mark.parametrize("kind", ["one", "threads", "quorum", "cluster"])
-@pytest.mark.parametrize("fault", ["stop", "kill"])
+@pytest.mark.parametrize(
+    ("kind", "fault"),
+    [("one", "stop"), ("threads", "kill"), ("quorum", "stop"), ("cluster", "stop")],
+)
 def test_a_process_that_holds_many_ends_soon_in_an_outage(label, kind, fault) -> None:
     """Alone on its machine within five seconds; a timeout for each lock would take minutes."""
     with contextlib.ExitStack() as stack:

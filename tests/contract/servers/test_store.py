@@ -1,6 +1,6 @@
 """The store: what each driver carries to the scripts and back, on real servers and in memory.
 
-The scripts' own rules are in `tests/contract/model`, in any order, and in `tests/contract/scripts`.
+The scripts' own rules are in `tests/contract/scripts`, and in any order in `tests/simulation`.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ APP = "tests.contract.worker.forgetful"
 QUEUE = f"notes-{os.getpid()}"
 #: Seconds: what is left of a note that stays is more.
 LONG = 500
-POOLS = ("prefork", "threads", "solo", "gevent")
+POOLS = ("prefork", "solo")
 
 
 @pytest.fixture(scope="module", params=["redis", "rabbitmq"])
@@ -95,7 +95,7 @@ def notes_of(client):
 def stays(notes_of):
     """Fails if a task's one note does not live for longer than others, or not for much longer."""
 
-    def stays(result, seconds=5.0):
+    def stays(result, seconds=3.5):
         (left,) = eventually(lambda: notes_of(result), "a done note is left")
         assert left > LONG
         never(lambda: not notes_of(result), "the note was forgotten", seconds)
@@ -194,11 +194,11 @@ def test_a_note_stays_if_the_connection_is_lost_after_the_acknowledgement(
     start, send_here, stays, label, broker, way
 ):
     """The broker may not have heard it."""
-    conf = {"broker_url": way.in_front_of(broker), "test_remembered": 6.0}
+    conf = {"broker_url": way.in_front_of(broker), "test_remembered": 3.0}
     worker = start(pool="threads", conf=conf)
     result = send_here("late", label)
     assert result.get(timeout=30)
     way.cut_off()
     await_line(worker, "Connection to broker lost")
     way.reconnect()
-    stays(result, 9.0)
+    stays(result, 5.0)

@@ -97,15 +97,8 @@ class _Story:
         for phase, at in (("begin", begin), ("end", end)):
             self._add("fault", at, name="f", phase=phase, unreachable=bool(away), **fields)
 
-    def _late(self, at: float, seconds: float) -> None:
-        self._add("late", at, seconds=seconds)
-
     def _dead(self, pid: int, at: float) -> None:
         self._add("dead", at, pids=[pid])
-
-    def _still(self, pid: int, since: float, until: float) -> None:
-        self._add("stopped", since, pids=[pid])
-        self._add("continued", until, pids=[pid])
 
     # -- bodies ---------------------------------------------------------------------------
 
@@ -180,15 +173,9 @@ class _Story:
         self._asks(entry, fields["asked"], **about)
         self._entry("took", entry, at, **{"fence": round(at * 1000), **fields})
 
-    def _out(self, entry: str, at: float) -> None:
-        self._entry("out", entry, at)
-
     def _offered(self, entry: str, at: float, *, since: float = 0.0, **fields: Any) -> None:
         """Its message was to be published, as first that many seconds before."""
         self._entry("offered", entry, at, since=since, asked=at - 0.01, **fields)
-
-    def _passed(self, at: float, member: str) -> None:
-        self._add("passed over", at, key="k", member=member)
 
     def _quiet(self, lock: str = "", **rooms: Any) -> None:
         self._add("quiet", 50.0, keys={"k": lock} if lock else {}, rooms=rooms)
