@@ -439,13 +439,13 @@ def test_one_that_comes_and_waits_on_is_due_as_ever_and_gives_up_in_its_time(roo
     room.published(room.settle(holder), "a")
     room.pass_time(BESIDE_WAITERS)
     waiter = room.take("waiter", "woken")
-    assert isinstance(room.parks("a"), Parked)
+    assert isinstance(room.parks("a", give_up=20.0), Parked)
     room.published(room.settle(waiter), "a")
     room.pass_time(KEPT)
     room.take("faster")
     room.pass_time(20)
     assert room.published(room.look(), "a").gives_up
-    assert isinstance(room.parks("a"), Parked)
+    assert isinstance(room.parks("a", give_up=20.0), Parked)
     assert room.due_in <= 0, "not only after the pause that follows a publication"
 
 
