@@ -5,10 +5,12 @@ The requests, the tracers and the canvas are Celery's own, and so is all that th
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import pickle
 import types
 from collections import deque
 from collections.abc import Callable
+from functools import cache
 from queue import Empty
 from typing import Any
 
@@ -22,6 +24,7 @@ from celery.exceptions import (
     TimeLimitExceeded,
     WorkerLostError,
 )
+from celery.utils import imports
 from celery.worker import state as worker_state
 from celery.worker.request import TaskRevokedError
 
@@ -422,6 +425,22 @@ class Worker:
         broker.broker.connection_ended(self.channel)
 
 
+#: What Celery and the package import when they need it first.
+LATER = (
+    "celery.app.amqp", "celery.app.events", "celery.apps.worker", "celery.backends.rpc",
+    "celery.events.receiver", "celery.fixups.django", "celery.loaders.app",
+    "celery.worker.strategy",
+    "celery_redislock.app.neighbours", "celery_redislock.tasks.reserve",
+    "celery_redislock.tasks.tracer", "celery_redislock.worker.request",
+    "celery_redislock.worker.sweeper",
+)  # fmt: skip
+
+
 def prepare() -> None:
-    """What a worker does once for the interpreter: Celery's stack protection."""
+    """What a worker does once for the interpreter: imports, and Celery's stack protection."""
+    for name in LATER:
+        importlib.import_module(name)
+    # What is installed is read anew each time.
+    imports.entry_points = cache(imports.entry_points)
+    importlib.metadata.version = cache(importlib.metadata.version)
     trace._install_stack_protection()
