@@ -74,32 +74,34 @@ class _Socket(FakeSocket):
 
     def _run_command(self, func: Any, sig: Any, args: list[Any], from_script: bool) -> Any:
         name = sig.name
-        if not from_script:
-            self._has_written = False
-        elif not self._has_written:
-            self._has_written = _writes(name) and not self._is_refused(name)
-        if self._is_refused(name) and not self._has_written:
-            raise SimpleError(str(self.refuses))
+        if self.refuses is not None:
+            self._refuse(name, from_script)
         if name in ABSENT and args and args[0] not in self._db._dict:
             if len(args) == 1 or name not in ("exists", "del"):
                 return ABSENT[name]
         items: list[Any] = []
         try:
             found = sig.apply(args, self._db, self.version)
-            result = found[0]
-            if len(found) > 1:
-                values, items = found
-                result = convert_to_resp2(func(*values))
+            if len(found) == 1:
+                return found[0]
+            values, items = found
+            result = func(*values)
+            if type(result) is not bytes and type(result) is not int:
+                result = convert_to_resp2(result)
         except SimpleError as exc:
             result = exc
         for each in items:
             each.writeback(remove_empty_val=FLAG_LEAVE_EMPTY_VAL not in sig.flags)
         return result
 
-    def _is_refused(self, name: str) -> bool:
-        if self.refuses is None:
-            return False
-        return name in NEEDS_MEMORY if self.refuses == FULL else _writes(name)
+    def _refuse(self, name: str, from_script: bool) -> None:
+        """Raise an error, if the server refuses this command."""
+        if not from_script:
+            self._has_written = False
+        refused = name in NEEDS_MEMORY if self.refuses == FULL else _writes(name)
+        if refused and not self._has_written:
+            raise SimpleError(str(self.refuses))
+        self._has_written = self._has_written or (from_script and _writes(name))
 
     def eval(self, script: bytes, numkeys: int, *keys_and_args: bytes) -> Any:
         memory: Any = self._server

@@ -30,7 +30,7 @@ from celery.worker.request import TaskRevokedError
 
 from celery_redislock.worker import start
 
-from . import baton, broker, once
+from . import baton, broker, once, tasks
 from .interpreter import Event
 
 #: The least and the most seconds that something is on its way to a child, or from it.
@@ -440,7 +440,8 @@ def prepare() -> None:
     """What a worker does once for the interpreter: imports, and Celery's stack protection."""
     for name in LATER:
         importlib.import_module(name)
-    # What is installed is read anew each time.
+    # Else they read what is installed for each app, and for each thread.
     imports.entry_points = cache(imports.entry_points)
     importlib.metadata.version = cache(importlib.metadata.version)
+    tasks.make_app([tasks.Spec("skip", "")], None, 1.0, 1).backend  # noqa: B018  which warms these
     trace._install_stack_protection()
