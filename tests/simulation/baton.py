@@ -1,4 +1,4 @@
-"""Time and scheduling of a simulated world: threads that pass a baton.
+"""Time and scheduling of a simulated world: greenlets that pass a baton.
 
 Exactly one simulated thread, an `Actor`, runs; the others stand still in their `wait`. Each wait
 lets the seed choose who goes on; if nobody can, time jumps to the next event. So nothing comes in
@@ -7,7 +7,7 @@ between but at a wait, and who does is drawn.
 
 from __future__ import annotations
 
-import _thread
+import asyncio
 import hashlib
 import heapq
 import itertools
@@ -16,16 +16,14 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from greenlet import getcurrent, greenlet
+
 #: Seconds since 1970 at which each world begins.
 EPOCH = 1_700_000_000.0
 #: The most switches of one course. A world that needs more waits again and again for the same.
 MOST_STEPS = 400_000
 #: The most seconds by which a timer is late.
 LATE = 0.0005
-
-
-class Over(BaseException):
-    """The world has ended. Raised at each wait, so that the threads of the interpreter end."""
 
 
 class Stuck(Exception):
@@ -69,14 +67,13 @@ class Actor:
 
     def __init__(self, world: World, process: Process, name: str, run: Any) -> None:
         self.process, self.name, self.run = process, name, run
-        self.baton = _thread.allocate_lock()
-        self.baton.acquire()
         self.number = next(world.numbers)
         self.waits = 0  # a timer of an earlier wait is stale
         self.is_ready, self.was_woken, self.is_done = True, False, False
         self.interrupt: BaseException | None = None
         self.joined: list[Actor] = []
         self.thread: Any = None
+        self.greenlet: Any = None
         self.text = f"{process.name}/{name}"
 
     def __str__(self) -> str:
@@ -112,16 +109,15 @@ class World:
         self._sequence = itertools.count()
         self.steps = 0
         self.processes: dict[int, Process] = {}
-        self._actors: list[Actor] = []
         self._ready: list[Actor] = []
         self._timers: list[tuple[float, int, Any, int | None]] = []
-        self.is_over = False
         self.stuck: str | None = None
         self.digest = hashlib.sha256()
         self.story: list[str] = []
         self.crashes: list[str] = []
         self.on_wait: Callable[[Actor], None] | None = None
-        self.main = Actor(self, Process(self, "driver"), "main", None)  # this very thread
+        self.main = Actor(self, Process(self, "driver"), "main", None)  # who calls this
+        self.main.greenlet = getcurrent()
         self.current = self.main
         self.server_clock: Clock | None = None
 
@@ -144,36 +140,28 @@ class World:
     def spawn(self, process: Process, name: str, run: Callable[[], Any]) -> Actor:
         """Start an actor."""
         actor = Actor(self, process, name, run)
-        self._actors.append(actor)
-        _thread.start_new_thread(self._begin, (actor,))
+        actor.greenlet = greenlet(lambda: self._begin(actor), self.main.greenlet)
         self._is_ready(actor)
         return actor
 
     def _begin(self, actor: Actor) -> None:
-        actor.baton.acquire()
         try:
-            if not self.is_over:
-                actor.run()
-        except Over:
-            pass
+            actor.run()
         except BaseException as exc:
             self.note(f"CRASHED: {type(exc).__name__}: {exc}")
             self.crashes.append("".join(traceback.format_exception(exc)))
         actor.is_done = True
-        if self.is_over:
-            self._ended.release()
-            return
+        actor.greenlet = None
         for each in actor.joined:
             self.wake(each)
-        self._pass_on(None)
+        self.steps += 1
+        self.current = self._next()  # the main greenlet passes the baton on
 
     def wait(self, seconds: float | None) -> bool:
         """Let others go on until somebody wakes this actor, which returns True, or until so many
         seconds are over.
         """
         me = self.current
-        if self.is_over:
-            raise Over
         me.waits += 1
         me.is_ready = me.was_woken = False
         if seconds is not None:
@@ -244,18 +232,6 @@ class World:
         actor.interrupt = error
         self.wake(actor)
 
-    def end(self) -> None:
-        """End all threads."""
-        self.is_over = True
-        self._ended = _thread.allocate_lock()
-        self._ended.acquire()
-        for actor in self._actors:
-            if not actor.is_done:
-                self.current = actor
-                actor.baton.release()
-                self._ended.acquire()
-        self.current = self.main
-
     # -- who is next ----------------------------------------------------------------------
 
     def _is_ready(self, actor: Actor) -> None:
@@ -263,17 +239,28 @@ class World:
         process = actor.process
         (process.frozen if process.is_stopped else self._ready).append(actor)
 
-    def _pass_on(self, me: Actor | None) -> None:
+    def _pass_on(self, me: Actor) -> None:
         self.steps += 1
-        following = self._next()
-        if following is me:
+        self.current = self._next()
+        if self.current is me:
             return
-        self.current = following
-        following.baton.release()
-        if me is not None:
-            me.baton.acquire()
-            if self.is_over:
-                raise Over
+        loop = asyncio._get_running_loop()
+        if loop is None:
+            self._switch_from(me)
+            return
+        # A thread of its own would have a loop of its own, or none.
+        task = asyncio.current_task(loop)
+        asyncio._set_running_loop(None)
+        if task is not None:
+            asyncio.tasks._leave_task(loop, task)
+        self._switch_from(me)
+        if task is not None:
+            asyncio.tasks._enter_task(loop, task)
+        asyncio._set_running_loop(loop)
+
+    def _switch_from(self, me: Actor) -> None:
+        while self.current is not me:  # again only in the main greenlet, when another one has ended
+            self.current.greenlet.switch()
 
     def _next(self) -> Actor:
         if self.steps > MOST_STEPS:

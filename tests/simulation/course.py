@@ -332,12 +332,11 @@ class Course(baton.World):
         try:
             self.sleep(seconds)
         finally:
-            if not self.is_over:
-                self.ends(run)
-                try:
-                    lock.release()
-                except (LockUnavailable, LockLost) as exc:
-                    self.note(f"a block's release: {exc}")
+            self.ends(run)
+            try:
+                lock.release()
+            except (LockUnavailable, LockLost) as exc:
+                self.note(f"a block's release: {exc}")
 
     def _coroutines(self, event: Event) -> None:
         """Coroutines of one loop that take a lock; some of them are cancelled."""
@@ -461,8 +460,7 @@ class Course(baton.World):
             if what == "replace" and not request.retries:
                 raise task.replace(task.si(key, seconds, []))
         finally:
-            if not self.is_over:
-                self.ends(run)
+            self.ends(run)
         return seconds
 
     def begins(self, task_id: str, key: str, attempt: int, lease: Any) -> Run:
@@ -577,14 +575,13 @@ class _Log(logging.Handler):
 
     def handle(self, record: logging.LogRecord) -> bool:
         course = self._course
-        if not course.is_over:
-            course.logged.append((course.now, record))
-            text = record.getMessage()
-            if record.exc_info:
-                text += f" ({record.exc_info[1]!r})"
-            for task_id, name in course.names.items():
-                text = text.replace(task_id, name)
-            course.note(f"{record.levelname}: {text}")
+        course.logged.append((course.now, record))
+        text = record.getMessage()
+        if record.exc_info:
+            text += f" ({record.exc_info[1]!r})"
+        for task_id, name in course.names.items():
+            text = text.replace(task_id, name)
+        course.note(f"{record.levelname}: {text}")
         return True
 
 

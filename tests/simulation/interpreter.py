@@ -1,27 +1,28 @@
-"""Puts an interpreter on a simulated world's time: replaces its clocks, its threads and mutexes,
-`os.urandom` and `os.getpid`. It is imported first: what others have imported by name stays real.
+"""Puts an interpreter on a simulated world's time: replaces its clocks, its threads, what they have
+for themselves, their mutexes, `os.urandom` and `os.getpid`. It is imported first: what others have
+imported by name stays real.
 """
 
 from __future__ import annotations
 
-import _thread
 import datetime as datetimes
 import logging
 import os
 import queue
 import random
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from gevent.local import local
+
 from . import baton
-from .baton import EPOCH, Over
+from .baton import EPOCH
 
 real_time = time.perf_counter
-real_pid = os.getpid
+real_pid, real_ident = os.getpid, threading.get_ident()
 
 
 def now() -> float:
@@ -100,7 +101,7 @@ class RLock:
         self._lock, self._owner, self._count = Lock(), 0, 0
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        me = _thread.get_ident()
+        me = get_ident()
         if self._owner == me:
             self._count += 1
             return True
@@ -110,7 +111,7 @@ class RLock:
         return False
 
     def release(self) -> None:
-        if self._owner != _thread.get_ident():
+        if self._owner != get_ident():
             raise RuntimeError("cannot release un-acquired lock")
         self._count -= 1
         if not self._count:
@@ -124,7 +125,7 @@ class RLock:
         self.release()
 
     def _is_owned(self) -> bool:
-        return self._owner == _thread.get_ident()
+        return self._owner == get_ident()
 
     def _at_fork_reinit(self) -> None:
         self.__init__()  # type: ignore[misc]
@@ -299,6 +300,10 @@ def current_thread() -> Any:
     return actor.thread
 
 
+def get_ident() -> int:
+    return real_ident if baton.world is None else baton.world.current.number or real_ident
+
+
 def urandom(size: int) -> bytes:
     return b"\x01" * size if baton.world is None else baton.world.noise.randbytes(size)
 
@@ -348,12 +353,12 @@ def _install() -> None:
     datetimes.datetime = datetime  # type: ignore[misc]
     for each in (Lock, RLock, Condition, Event, Thread, Semaphore):
         setattr(threading, each.__name__, each)
-    threading.current_thread = current_thread
-    sys.setswitchinterval(10.0)  # nobody but the baton's holder runs
+    threading.current_thread, threading.get_ident = current_thread, get_ident
+    threading.local = local  # type: ignore[misc]
     logging.raiseExceptions = False
 
 
 if threading.Lock is not Lock:
     _install()
 
-__all__ = ["Over", "now", "real_time", "sleep", "wall"]
+__all__ = ["now", "real_time", "sleep", "wall"]

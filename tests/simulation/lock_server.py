@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
+import time
 from collections.abc import Callable
 from functools import cache
 from importlib import resources
@@ -14,7 +15,9 @@ from typing import Any
 
 from fakeredis import FakeRedis, FakeServer
 from fakeredis._helpers import SimpleError
+from fakeredis._msgs import FLAG_LEAVE_EMPTY_VAL
 from fakeredis._socket import FakeSocket
+from fakeredis._socket._resp import convert_to_resp2
 from fakeredis.commands_mixins import scripting_mixin
 from fakeredis.model import is_write_command
 
@@ -28,41 +31,78 @@ NEEDS_MEMORY = frozenset(
 )
 FULL = "OOM command not allowed when used memory > 'maxmemory'."
 READ_ONLY = "READONLY You can't write against a read only replica."
+#: What commands reply, if their key is not there: most are asked for such a one.
+ABSENT: dict[str, Any] = {
+    "get": None, "exists": 0, "del": 0, "pttl": -2, "pexpire": 0,
+    "hget": None, "hexists": 0, "hdel": 0,
+    "lrange": [], "lrem": 0, "llen": 0, "lpop": None,
+    "zrangebyscore": [], "zrevrange": [], "zscore": None, "zcard": 0, "zcount": 0,
+    "zrem": 0, "zremrangebyscore": 0,
+}  # fmt: skip
 NO_SAVE = "MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist"
 
 
-class _Replies:
-    """Takes the replies of fakeredis's socket."""
-
-    def __init__(self) -> None:
-        self.last: Any = None
-
-    def put(self, reply: Any) -> None:
-        self.last = reply
-
-    def qsize(self) -> int:
-        return 0
-
-
 class _Socket(FakeSocket):
-    """fakeredis's executor of commands, with what makes a real server refuse them."""
+    """fakeredis's executor of commands, with what makes a real server refuse them, and without what
+    nobody asks for here: users, transactions, notifications.
+    """
 
     refuses: str | None = None
     #: A script that has written goes on on a full server, as Redis has it.
     _has_written = False
 
+    def answer(self, command: list[bytes]) -> Any:
+        """Execute a command of a client."""
+        self._db.time = time.time()
+        try:
+            result = self._run_command(*self._known(command[0]), command[1:], False)
+        except SimpleError as exc:
+            result = exc
+        return self._decode_result(result)
+
+    def _known(self, command: bytes) -> tuple[Any, Any]:
+        found = _commands.get(command)
+        if found is None:
+            found = _commands[command] = self._name_to_func(command.decode().lower())
+        return found
+
+    def _lua_redis_call(self, runtime: Any, names: Any, command: bytes, *args: Any) -> Any:
+        as_sent = [arg if type(arg) is bytes else b"%.17g" % arg for arg in args]
+        result = self._run_command(*self._known(command), as_sent, True)
+        if type(result) is bytes or type(result) is int:
+            return result
+        return self._convert_redis_result(runtime, result)
+
     def _run_command(self, func: Any, sig: Any, args: list[Any], from_script: bool) -> Any:
+        name = sig.name
+        if self.refuses is not None:
+            self._refuse(name, from_script)
+        is_absent = name in ABSENT and args and args[0] not in self._db._dict
+        if is_absent and (len(args) == 1 or name not in ("exists", "del")):
+            return ABSENT[name]
+        items: list[Any] = []
+        try:
+            found = sig.apply(args, self._db, self.version)
+            if len(found) == 1:
+                return found[0]
+            values, items = found
+            result = func(*values)
+            if type(result) is not bytes and type(result) is not int:
+                result = convert_to_resp2(result)
+        except SimpleError as exc:
+            result = exc
+        for each in items:
+            each.writeback(remove_empty_val=FLAG_LEAVE_EMPTY_VAL not in sig.flags)
+        return result
+
+    def _refuse(self, name: str, from_script: bool) -> None:
+        """Raise an error, if the server refuses this command."""
         if not from_script:
             self._has_written = False
-        if self._is_refused(sig.name) and not (from_script and self._has_written):
+        refused = name in NEEDS_MEMORY if self.refuses == FULL else _writes(name)
+        if refused and not self._has_written:
             raise SimpleError(str(self.refuses))
-        self._has_written = self._has_written or (from_script and _writes(sig.name))
-        return super()._run_command(func, sig, args, from_script)
-
-    def _is_refused(self, name: str) -> bool:
-        if self.refuses is None:
-            return False
-        return name in NEEDS_MEMORY if self.refuses == FULL else _writes(name)
+        self._has_written = self._has_written or (from_script and _writes(name))
 
     def eval(self, script: bytes, numkeys: int, *keys_and_args: bytes) -> Any:
         memory: Any = self._server
@@ -114,6 +154,8 @@ def _names() -> dict[bytes, str]:
     return {scripts.sha_of(name).encode(): name for name in names}
 
 
+#: The commands that were executed, and how.
+_commands: dict[bytes, tuple[Any, Any]] = {}
 #: The scripts, compiled: the runtime is the process's one.
 _compiled: dict[bytes, Any] = {}
 
@@ -143,7 +185,6 @@ class LockServer:
     def __init__(self) -> None:
         self.memory = FakeServer()
         self._socket = _Socket(self.memory, 0, client_class=FakeRedis)
-        self._replies = self._socket.responses = _Replies()  # type: ignore[assignment]
         self.look = FakeRedis(server=self.memory, decode_responses=True)
         self.exchanges = 0
         self.is_down = False
@@ -162,6 +203,8 @@ class LockServer:
         """Compile all scripts, before the courses."""
         runtime = self._socket._get_server_runtime(self.memory)
         runtime.execute(b"redis.acl_check_cmd = function() return true end")
+        runtime.execute(b"setmetatable(_G, {__newindex = function(_, name) error(name) end})")
+        scripting_mixin._check_for_lua_globals = lambda *args: None  # which looks at all of them
         for path in resources.files("celery_redislock").joinpath("scripts").iterdir():
             script = scripts.text_of(path.name.removesuffix(".lua")).encode()
             with contextlib.suppress(scripting_mixin.LUA_MODULE.LuaError):  # a part of others
@@ -230,9 +273,7 @@ class LockServer:
         elif name == b"WAIT":
             reply = int(self.confirms)
         else:
-            self._replies.last = None
-            self._socket._process_command(command)
-            reply = self._replies.last
+            reply = self._socket.answer(command)
         return reply
 
     def _info(self) -> bytes:

@@ -19,9 +19,6 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 
-from celery_redislock.tasks import tracer  # noqa: F401
-from celery_redislock.worker import request  # noqa: F401  what workers import at their start
-
 from . import once, planted, properties, workers
 from . import plan as plans
 from .course import SERVER, Course
@@ -51,8 +48,8 @@ def warm_up() -> None:
     logging.getLogger().addHandler(logging.NullHandler())
     logging.getLogger().setLevel(logging.CRITICAL)
     logging.getLogger("celery_redislock").propagate = False
-    once.install()
     workers.prepare()
+    once.install()
     SERVER.warm_up()
     gc.collect()
     gc.freeze()

@@ -5,11 +5,13 @@ The requests, the tracers and the canvas are Celery's own, and so is all that th
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import pickle
 import time
 import types
 from collections import deque
 from collections.abc import Callable
+from functools import cache
 from queue import Empty
 from typing import Any
 
@@ -23,12 +25,13 @@ from celery.exceptions import (
     TimeLimitExceeded,
     WorkerLostError,
 )
+from celery.utils import imports
 from celery.worker import state as worker_state
 from celery.worker.request import TaskRevokedError
 
 from celery_redislock.worker import start
 
-from . import baton, broker, once
+from . import baton, broker, once, tasks
 from .interpreter import Event
 
 #: The least and the most seconds that something is on its way to a child, or from it.
@@ -440,6 +443,23 @@ class Worker:
         broker.broker.connection_ended(self.channel)
 
 
+#: What Celery and the package import when they need it first.
+LATER = (
+    "celery.app.amqp", "celery.app.events", "celery.apps.worker", "celery.backends.rpc",
+    "celery.events.receiver", "celery.fixups.django", "celery.loaders.app",
+    "celery.worker.strategy",
+    "celery_redislock.app.neighbours", "celery_redislock.tasks.reserve",
+    "celery_redislock.tasks.tracer", "celery_redislock.worker.request",
+    "celery_redislock.worker.sweeper",
+)  # fmt: skip
+
+
 def prepare() -> None:
-    """What a worker does once for the interpreter: Celery's stack protection."""
+    """What a worker does once for the interpreter: imports, and Celery's stack protection."""
+    for name in LATER:
+        importlib.import_module(name)
+    # Else they read what is installed for each app, and for each thread.
+    imports.entry_points = cache(imports.entry_points)
+    importlib.metadata.version = cache(importlib.metadata.version)
+    tasks.make_app([tasks.Spec("skip", "")], None, 1.0, 1).backend  # noqa: B018  which warms these
     trace._install_stack_protection()
