@@ -78,10 +78,19 @@ _DEGREES = (
 )
 
 
+#: Faults that `tests/simulation` has too: their kinds need no real server and no real worker.
+_SIMULATED = re.compile(
+    "(stop|pause|restart|empty|cut|break|delay)_(locks|empty|with_data)|block_|lose_|suspend_|"
+    "flush_|stop_|kill_child|(late|lost)_messages"
+)
+
+
 def _kinds() -> Iterator[list[Fault]]:
     """The faults, and together those that differ only in a degree."""
     kinds: dict[str, list[Fault]] = {}
     for fault in FAULTS.values():
+        if _SIMULATED.match(fault.name):
+            continue
         kind = re.sub("|".join(_DEGREES), "", fault.name)
         if "_at_" in fault.name:
             kind += "_at"
@@ -90,7 +99,9 @@ def _kinds() -> Iterator[list[Fault]]:
 
 
 def _short() -> Iterator[Case]:
-    """Each kind of fault once, so that each pool, broker and acknowledgement comes as often."""
+    """Each kind of fault that is not simulated once, so that each pool, broker and acknowledgement
+    comes as often.
+    """
     all_turns = list(itertools.product(ACKS, POOLS, BROKERS))
     turns = itertools.cycle(all_turns)
     for number, faults in enumerate(_kinds()):

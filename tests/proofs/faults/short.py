@@ -15,12 +15,8 @@ from .stage import Address
 
 #: A file's tests run one after another. Only "cluster_" chooses faults of a cluster.
 FILES = {
-    "processes": ("kill_", "stop_child", "stop_main", "stop_worker", "new_release", "two_fleets"),
-    "server": (
-        *("stop_locks", "pause_locks", "restart_", "empty_locks", "evict_", "clock_"),
-        *("failover", "flush_", "suspend_"),
-    ),
-    "network": ("cut_locks", "break_locks", "delay_locks", "block_", "lose_"),
+    "processes": ("kill_", "new_release", "two_fleets"),
+    "server": ("evict_", "clock_", "failover"),
     "ends": ("_limit", "revoke", "shutdown", "cut_broker", "_messages", "several"),
     "cluster": ("cluster_",),
 }

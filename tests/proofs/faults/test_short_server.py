@@ -1,4 +1,4 @@
-"""The short form of the fault bench: the lock server stands still, forgets, or fails over."""
+"""The short form of the fault bench: the lock server evicts, its clock jumps, or it fails over."""
 
 from __future__ import annotations
 
