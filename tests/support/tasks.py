@@ -133,9 +133,6 @@ defer_long = singleton(name="defer_long", on_conflict=Defer(delay=60))(body)
 wait = singleton(name="wait", on_conflict=Wait())(body)
 wait_long = singleton(name="wait_long", lock_ttl=60, on_conflict=Wait())(body)
 wait_briefly = singleton(name="wait_briefly", on_conflict=Wait(timeout=0.3, then=Raise()))(body)
-wait_late = singleton(name="wait_late", acks_late=True, lock_ttl=5, on_conflict=Wait(timeout=1.5))(
-    body
-)
 queued = singleton(name="queued", on_conflict="queue")(body)
 queued_named = singleton(name="queued_named", lock_key="named:{label}", on_conflict="queue")(body)
 queued_long = singleton(name="queued_long", lock_ttl=60, on_conflict="queue")(body)
@@ -156,9 +153,9 @@ coalesced_uuid = singleton(name="coalesced_uuid", on_conflict=Coalesce(result=UU
 replaced_uuid = singleton(name="replaced_uuid", on_conflict=Replace(grace=0, result=UUID(int=42)))(
     body
 )
-debouncing = {"lock_key": "debounced:{label}", "on_conflict": Debounce(quiet=1, max_wait=3)}
-debounced = singleton(name="debounced", **debouncing)(body)
-debounced_late = singleton(name="debounced_late", acks_late=True, **debouncing)(body)
+debounced = singleton(
+    name="debounced", lock_key="debounced:{label}", on_conflict=Debounce(quiet=1, max_wait=3)
+)(body)
 two_at_once = singleton(name="two_at_once", lock_limit=2)(body)
 two_at_once_queued = singleton(name="two_at_once_queued", lock_limit=2, on_conflict="queue")(body)
 pauses = singleton(name="pauses", lock_min_hold=6)(body)

@@ -40,7 +40,6 @@ TASKS: dict[str, dict[str, Any]] = {
     "quick_job": {"on_conflict": "queue", "lock_ttl": 2},
     "runs_unlocked": {"on_conflict": "queue", "on_redis_error": "run", "lock_ttl": 3},
     "raises_unlocked": {"on_conflict": "queue", "on_redis_error": "raise", "lock_ttl": 3},
-    "queues_one": {"on_conflict": Queue(limit=1, then=Wait())},
     "queues": {"on_conflict": "queue", "lock_key": "shared:{label}"},
     "queues_briefly": {
         "on_conflict": Queue(max_wait=2, then=Skip()),
