@@ -25,10 +25,8 @@ T = TypeVar("T")
 
 
 class AsyncNode(OnConnections):
-    """One Redis server, for the coroutines of one event loop.
-
-    Args:
-        node: the server. It knows whether it came back empty, also for us.
+    """One Redis server, for the coroutines of one event loop. Its `Node` knows whether it came back
+    empty.
     """
 
     def __init__(self, node: Node) -> None:
@@ -49,7 +47,6 @@ class AsyncNode(OnConnections):
 
     @property
     def node(self) -> Node:
-        """The server."""
         assert isinstance(self._server, Node)
         return self._server
 
