@@ -150,21 +150,13 @@ def holder_ttl(conflict: LockConflict) -> float | None:
 
 
 def flag(where: str, option: str, value: Any) -> bool:
-    """An option that is True or False.
-
-    Raises:
-        ConfigError: it is neither.
-    """
+    """An option that is True or False."""
     is_on: bool = checks.checked(where, option, value, checks.flag, checks.FLAG)
     return is_on
 
 
 def known(where: str, option: str, given: Any, accepted: Collection[str]) -> Mapping[str, Any]:
-    """Check that a setting is a dict with no other keys than these.
-
-    Raises:
-        ConfigError: it is no dict, or has other keys.
-    """
+    """Check that a setting is a dict with no other keys than these."""
     names = ", ".join(repr(each) for each in accepted)
     if not isinstance(given, Mapping):
         raise ConfigError(f"{where}: {option}={given!r} is not accepted; it must be a dict")
@@ -175,11 +167,7 @@ def known(where: str, option: str, given: Any, accepted: Collection[str]) -> Map
 
 
 def names_of_arguments(where: str, option: str, value: Any) -> list[str]:
-    """Check that a setting is a list of argument names, and return each name once.
-
-    Raises:
-        ConfigError: it is no collection of names.
-    """
+    """Check that a setting is a list of argument names, and return each name once."""
     is_names = isinstance(value, list | tuple | set | frozenset)
     if not is_names or not all(isinstance(each, str) and each for each in value):
         raise ConfigError(

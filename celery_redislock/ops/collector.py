@@ -139,17 +139,11 @@ class Collector(registry.Collector):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Survey:
-    """The result of a survey.
+    """The result of a survey."""
 
-    Attributes:
-        figures: the figures by task; None if the survey failed.
-        took: how many seconds the survey took.
-        succeeded_at: Unix time at which the last successful survey ended; None before the first.
-    """
-
-    figures: dict[str, Figures] | None
-    took: float
-    succeeded_at: float | None
+    figures: dict[str, Figures] | None  # by task; None if it failed
+    took: float  # seconds
+    succeeded_at: float | None  # Unix time at which the last that succeeded ended
 
 
 class _Surveys:

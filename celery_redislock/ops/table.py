@@ -181,12 +181,8 @@ def is_trouble(each: Found) -> bool:
 
 
 def telling_of(each: Any, digests: Mapping[str | None, str] | None = None) -> str:
-    """What tells a lock of a task from its others: the label, the name without the task's, or the
-    beginning of the digest.
-
-    Args:
-        each: the lock, or a run that had it.
-        digests: the short form of each digest; without one, a digest's first eight characters.
+    """What tells a lock of a task, or a run that had it, from the others: the label, the name
+    without the task's, or the short form of the digest; without one, its first eight characters.
     """
     if who(each).label:
         return str(who(each).label)

@@ -439,11 +439,7 @@ def _holder_of(what: Any, args: Any, kwargs: Any) -> tuple[Holder | None, str]:
 
 
 def _ask_or_explain(ask: Callable[[], _T]) -> _T:
-    """Ask the lock server, and return its answer.
-
-    Raises:
-        LockUnavailable: the lock server does not answer. Says if the locks are not in memory.
-    """
+    """The lock server's answer. Its failure says if the locks are not in memory."""
     try:
         return ask()
     except LockUnavailable as exc:

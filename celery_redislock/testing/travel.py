@@ -112,12 +112,7 @@ _clients: Final[weakref.WeakKeyDictionary[Server, Any]] = weakref.WeakKeyDiction
 
 
 class Travel:
-    """Moves the clocks ahead, until `end`.
-
-    Args:
-        server: the memory.
-        client: a client of it.
-    """
+    """Moves the clocks ahead, until `end`."""
 
     def __init__(self, server: Server, client: Any) -> None:
         self._client = _clients[server] = client

@@ -41,11 +41,7 @@ class Protocol(H11Protocol):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens at this address.
-
-    Raises:
-        OSError: the socket cannot listen.
-    """
+    """A socket that listens at this address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=128)
 
