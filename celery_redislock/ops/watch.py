@@ -40,7 +40,7 @@ from .table import (
     summary,
     waiting_table,
 )
-from .terminal import cut, is_plain, plain, terminal_width, wrap
+from .terminal import is_plain, plain, terminal_width, wrap
 
 #: What the keys do: in the table, as a filter is typed or set, and in a lock that is open. Beside
 #: the numbers of the lines, and a filter of `FILTER` columns, each fits a terminal of 80 columns.
@@ -222,7 +222,7 @@ class Watch:
     def _foot(self) -> str:
         if self._open or not (self._filter or self._typing):
             return OPEN_HELP if self._open else HELP
-        shown, cursor = cut(plain(self._filter), FILTER, 0.0), "_" * self._typing
+        shown, cursor = plain(self._filter)[-FILTER:], "_" * self._typing
         return f"filter: {shown}{cursor}  {TYPING_HELP if self._typing else FILTER_HELP}"
 
     def _troubles(self) -> Iterator[str]:
