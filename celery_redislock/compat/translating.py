@@ -132,7 +132,6 @@ class TranslatedTask(SingletonTask):
         raise NotImplementedError
 
     def _redislock_break(self, key: str) -> bool:
-        """Break the lock with this whole key."""
         prefix = self.app_locks.prefix
         name = name_of(prefix, key)
         keys = None if name is None else lock_keys(prefix, name, MAX_LIMIT)
@@ -150,7 +149,6 @@ def holder_ttl(conflict: LockConflict) -> float | None:
 
 
 def flag(where: str, option: str, value: Any) -> bool:
-    """An option that is True or False."""
     is_on: bool = checks.checked(where, option, value, checks.flag, checks.FLAG)
     return is_on
 

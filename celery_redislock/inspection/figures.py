@@ -22,8 +22,6 @@ NO_TASK: Final = "unknown"
 
 @dataclasses.dataclass(slots=True)
 class Figures:
-    """The figures of one task."""
-
     #: How many are in each `states.State`; and how many runs go on without their lock.
     locks: Counter[str] = dataclasses.field(default_factory=Counter)
     oldest_holder: float = 0.0  # seconds for which the oldest run has held its lock

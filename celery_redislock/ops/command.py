@@ -131,7 +131,6 @@ def with_app(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _app(ctx: click.Context) -> Any:
-    """The app, with its tasks."""
     from ..app.settings import app_locks
 
     app = ctx.obj.app

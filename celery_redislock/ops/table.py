@@ -50,7 +50,6 @@ _NO_ARGUMENTS: Final = digest({})
 
 
 def in_order(found: Iterable[Found], order: str, reverse: bool = False) -> list[Found]:
-    """The locks in one of the orders."""
     by, largest_first = ORDERS[order]
     return sorted(found, key=by, reverse=largest_first is not reverse)
 

@@ -33,7 +33,6 @@ _VIRAMA: Final = 9
 
 
 def terminal_width() -> int:
-    """How many columns fit."""
     return max(shutil.get_terminal_size((PIPED, 24)).columns, NARROWEST)
 
 
@@ -95,7 +94,6 @@ def wrap(text: str, width: int, most: int | None = None) -> list[str]:
 
 
 def _break_in(line: str) -> int:
-    """Where to break a full line."""
     space = line.rfind(" ") + 1
     if space > len(line) // 3:
         return space

@@ -207,7 +207,6 @@ class Connections:
         self.pool.release(connection)
 
     def close_idle(self) -> None:
-        """Close the connections that nobody uses."""
         with contextlib.suppress(IndexError):
             while True:
                 self.drop(self._idle.pop()[0])

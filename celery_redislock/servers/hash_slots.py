@@ -20,8 +20,6 @@ COMMANDS: Final = (("CLUSTER", "SLOTS"), ("CLUSTER", "INFO"))
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class SlotMap:
-    """Which node has which hash slot."""
-
     owners: Sequence[Host | None]  # of each slot
     primaries: tuple[Host, ...]
     replicas: Mapping[Host, Host]  # with their primaries

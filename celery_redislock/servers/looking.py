@@ -131,6 +131,5 @@ def round_trips(server: Server, count: int) -> tuple[list[float], float]:
 
 
 def unix_time(time_reply: Sequence[bytes]) -> float:
-    """The reply to TIME in Unix seconds."""
     seconds, micros = time_reply
     return int(seconds) + int(micros) / 1e6

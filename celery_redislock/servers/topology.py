@@ -63,7 +63,6 @@ class Topology:
 
     @property
     def outage(self) -> tuple[float, float] | None:
-        """See `Server.outage`."""
         outages = [node.watch.outage for node in list(self._nodes.values())]
         return max(filter(None, outages), key=itemgetter(1), default=None)
 

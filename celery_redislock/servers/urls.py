@@ -62,7 +62,6 @@ _CERT_REQS: Final = {
 #: The port of a sentinel whose URL names none.
 SENTINEL_PORT: Final = 26379
 
-#: A host and a port.
 Host = tuple[str, int]
 
 
@@ -313,7 +312,6 @@ def _independent(url: str, options: dict[str, Any], kwargs: dict[str, Any]) -> I
 
 
 def host_port(host: str, port: int) -> str:
-    """A host and a port as in a URL."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

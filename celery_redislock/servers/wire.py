@@ -116,8 +116,6 @@ class Wires:
 
 
 class Wire:
-    """A connection of redis-py."""
-
     def __init__(self, connection: Any) -> None:
         self.connection = connection
         self._pid = os.getpid()

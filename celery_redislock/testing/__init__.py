@@ -94,7 +94,6 @@ class MemoryServer(Node):
         super().__init__(lambda timeout, on_connect: pools(timeout, self._on_connect))
 
     def new_client(self, decode_responses: bool = True) -> redis.Redis:
-        """Another client of this server."""
         client: redis.Redis = FakeRedis(server=self._memory, decode_responses=decode_responses)
         return client
 

@@ -68,7 +68,6 @@ class _Clocks:
         return clock() + self.passed
 
     def go_back(self, seconds: float) -> None:
-        """Set the wall clock back."""
         self._ahead -= seconds
 
     def restore(self) -> None:

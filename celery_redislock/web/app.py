@@ -94,7 +94,6 @@ class Web:
         return Plain([run.to_dict() for run in runs])
 
     def _name(self, request: Request) -> str:
-        """The name of the lock that is asked for."""
         key, name = (request.query_params.get(what) for what in ("key", "name"))
         if key is not None:
             name = self._known.name_of(key)

@@ -21,8 +21,6 @@ KEPT_OF_ONE: Final = 200
 
 
 class Seen(NamedTuple):
-    """The result of one look."""
-
     now: float  # Unix time by the lock server's clock
     found: list[Found]
     #: For some locks, by name, the first tasks that wait, "since" a Unix time if that is known.
@@ -31,7 +29,6 @@ class Seen(NamedTuple):
 
 
 def look(app: Any) -> Seen:
-    """Look at all locks of the app."""
     found, now = snapshot(app), server_time(app)
     count = {each.name: each.waiting for each in found if each.waiting}
     most = sorted(count, key=lambda name: (-count[name], name))[:NAMED_ROOMS]

@@ -43,7 +43,6 @@ class Present:
         return list(self._rows.values())
 
     def update(self, seen: Seen) -> Change:
-        """Take in what a look has found."""
         change = Change([], {}, [])
         before, self._rows = self._rows, {}
         for each in seen.found:

@@ -14,8 +14,6 @@ UNKNOWN: Final = "unknown"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check found."""
-
     level: str  # one of those above
     what: str
     todo: str = ""
