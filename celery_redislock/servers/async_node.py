@@ -103,7 +103,7 @@ class AsyncNode(OnConnections):
                     self._close_idle()  # whatever ended this one may have ended them
                 if is_new or not may_repeat(exc, begin):
                     raise failure from exc
-                wire = None  # it was cut while nobody used it, so this was no try
+                wire = None
                 continue
             wire.used_at = node.watch.last_contact = clock()
             self._put_back(wire)
