@@ -291,11 +291,7 @@ def _meant(
     find: Callable[[Any, str, str], Suspension],
     unknown: bool,
 ) -> Suspension:
-    """The task or the lock that is meant, without times. `find` finds a lock by key, name or label.
-
-    Raises:
-        ValueError: see `suspend`.
-    """
+    """What is meant, without times. `find` finds a lock by its key, name or label."""
     if bool(task) is bool(lock):
         raise ValueError(f"{what}: what? Give either task or lock")
     if lock:
@@ -322,11 +318,7 @@ def _named(app: Any, what: str, text: str) -> Suspension:
 
 
 def _known(app: Any, what: str, text: str) -> Suspension:
-    """The lock that is listed with this key, name or label.
-
-    Raises:
-        ValueError: there is none, or several have this label.
-    """
+    """The lock that is listed with this key, name or label."""
     name, rows = _named(app, what, text).lock, snapshot(app)
     labels = {each.name: each.holder.label if each.holder else None for each in rows}
     called = [name] if name in labels else [each for each, label in labels.items() if label == text]
@@ -349,11 +341,7 @@ def _to_come(app: Any, what: str, text: str) -> Suspension:
 
 
 def _only(what: str, names: Collection[str], text: str) -> str | None:
-    """The only one of these locks, if there is one.
-
-    Raises:
-        ValueError: there are several.
-    """
+    """The only one of these locks, if there is one."""
     if len(names) > 1:
         some = ", ".join(map(one_line, sorted(names)[:3]))
         raise ValueError(f"{what}: {one_line(text)} is not clear, it is the label of: {some}")
@@ -361,11 +349,7 @@ def _only(what: str, names: Collection[str], text: str) -> str | None:
 
 
 def _in_buckets(own: AppLocks, what: Suspension, seconds: float) -> Suspension | None:
-    """Suspend this, or with 0 s end that, in each bucket that may have such locks.
-
-    Raises:
-        LockUnavailable: a bucket's server did not answer, or does not allow it.
-    """
+    """Suspend this, or with 0 s end that, in each bucket that may have such locks."""
     if what.lock is not None:
         of = lock_keys(own.prefix, what.lock)
         return own.server.run(calls.suspend([of.suspended], [of.rooms], what, seconds))
@@ -410,16 +394,7 @@ def to_break(
 
 
 def break_slot(locks: AppLocks, each: Found, by: str | None = None) -> bool:
-    """Break the slot that was shown. False if another run has it by now, or nobody.
-
-    Args:
-        locks: the locks.
-        each: the slot as it was shown.
-        by: who breaks it, as the holder is told; None for this process's user and host.
-
-    Raises:
-        LockUnavailable: the server did not answer, or does not allow it.
-    """
+    """Break the slot that was shown. False if another run has it by now, or nobody."""
     keys = lock_keys(locks.prefix, each.name)
     if each.key != keys.lock:
         keys = lock_keys(locks.prefix, each.name, MAX_LIMIT)
@@ -430,9 +405,6 @@ def break_slot(locks: AppLocks, each: Found, by: str | None = None) -> bool:
 def drop_each(app: Any, locks: AppLocks, found: Iterable[Found]) -> Iterator[int]:
     """Drop the tasks that wait for these locks, and store that they were skipped. Yields the number
     for each lock at once: the server may go away before the last.
-
-    Raises:
-        LockUnavailable: the server did not answer, or does not allow it.
     """
     holders: dict[str, str] = {}
     for each in found:

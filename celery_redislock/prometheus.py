@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import struct
 import weakref
 from collections.abc import Iterable
 from pathlib import Path
@@ -28,7 +27,7 @@ from prometheus_client import (
     Histogram,
     start_http_server,
 )
-from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector as BaseCollector
 
 from .app.internals import real_app
@@ -44,10 +43,6 @@ logger = get_logger()
 
 #: The variable that names prometheus-client's directory for the counts of all processes.
 DIRECTORY: Final = "PROMETHEUS_MULTIPROC_DIR"
-#: What prometheus-client raises if it reads a file that is being made, was removed, or is damaged.
-_UNREADABLE: Final = (OSError, struct.error, RuntimeError, ValueError)
-#: How many times a scrape tries to read files that change as it reads.
-_TRIES: Final = 10
 
 
 def instrument(
@@ -87,42 +82,22 @@ def registry(own: Any = REGISTRY) -> Any:
 
 
 class _AllProcesses(BaseCollector):
-    """The metrics of all processes, as prometheus-client joins them. No scrape fails: a file
-    that is just being made, or that cannot be read, is left out.
-
-    Args:
-        directory: the value of `PROMETHEUS_MULTIPROC_DIR`. All its processes are on one host.
-    """
+    """The metrics of all processes, as prometheus-client joins them, which are on one host."""
 
     def __init__(self, directory: str) -> None:
         self._directory = Path(directory)
 
     def collect(self) -> Iterable[Any]:
-        """The metrics, at a scrape."""
-        self._forget_dead_holders()
-        files = [str(file) for file in self._directory.glob("*.db")]
-        for _ in range(_TRIES):
-            with contextlib.suppress(*_UNREADABLE):
-                return MultiProcessCollector.merge(files)  # type: ignore[no-any-return, unused-ignore]
-            files = [file for file in files if _can_be_read(file)]
-        return []
-
-    def _forget_dead_holders(self) -> None:
-        """Remove the "live" gauges of dead processes. A killed one could tell nobody of its end."""
-        for file in self._directory.glob("gauge_live*_*.db"):
+        """The metrics, at a scrape. It must not fail because processes come and go meanwhile."""
+        files = []
+        for file in self._directory.glob("*.db"):
             pid = file.stem.rpartition("_")[2]
-            if pid.isdecimal() and not is_alive(int(pid)):
-                with contextlib.suppress(FileNotFoundError):  # another scrape has removed it
-                    mark_process_dead(pid, str(self._directory))
-
-
-def _can_be_read(file: str) -> bool:
-    try:
-        MultiProcessCollector.merge([file])
-    except _UNREADABLE as exc:
-        logger.debug("redislock: the metrics in %s are left out: %r", file, exc)
-        return False
-    return True
+            with contextlib.suppress(FileNotFoundError):  # another scrape has removed it
+                if file.match("gauge_live*") and pid.isdecimal() and not is_alive(int(pid)):
+                    file.unlink()  # a killed process could tell nobody of its end
+                elif file.stat().st_size:  # else a process is just making it
+                    files.append(str(file))
+        return MultiProcessCollector.merge(files)  # type: ignore[no-any-return, unused-ignore]
 
 
 class _Recorder:

@@ -5,10 +5,8 @@ Labels are the task's name and the outcome, never a key: keys come from argument
 
 from __future__ import annotations
 
-import threading
 import time
 import weakref
-from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -75,18 +73,9 @@ WAITING: Final = Metric("gauge", "waiting", "", "Tasks that wait in their pool s
 LAST_SUCCESS: Final = Metric(
     "level", "last_success_timestamp", "seconds", "Unix time of the task's last run that succeeded"
 )
-CONFLICTS_IN_A_ROW: Final = Metric(
-    "gauge", "conflicts_in_a_row", "",
-    "Tasks that met a held lock since the task's last run that released its own lock",
-)  # fmt: skip
-LOST_IN_A_ROW: Final = Metric(
-    "gauge", "lost_in_a_row", "",
-    "Locks lost since the task's last run that released its own lock",
-)  # fmt: skip
 METRICS: Final = (
     *(ACQUIRE, WAITED, HELD_FOR, LATE),
     *(CONFLICTS, UNLOCKED, LOST, RECOVERED, HOLDING, WAITING, LAST_SUCCESS),
-    *(CONFLICTS_IN_A_ROW, LOST_IN_A_ROW),
 )
 
 
@@ -141,44 +130,3 @@ def measure(app: Any, recorder: Recorder) -> None:
 
     for signal, measured in _MEASURED.items():
         listen(signal, measured)
-    in_a_row = _InARow(recorder)
-
-    def count(sender: Any, details: Any, signal: Any, **kwargs: Any) -> None:
-        if sender.app is of_app():
-            in_a_row.take_in(signal, sender, details)
-
-    for signal in (signals.lock_conflict, signals.lock_lost, signals.lock_released):
-        signal.connect(count, weak=False)
-
-
-class _InARow:
-    """Counts what befell a task's lock since the last run, in this process, that released its own
-    lock. Records differences: so the counts of several processes add up.
-    """
-
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self._mutex = threading.Lock()
-        self._counts: Counter[tuple[Metric, str]] = Counter()
-
-    def take_in(self, signal: Any, task: Any, details: Any) -> None:
-        if signal is signals.lock_conflict:
-            # Not in a sender: no run ends there, and the count would only grow.
-            if details.task_id == task.request.id:
-                self._count(CONFLICTS_IN_A_ROW, task.name)
-        elif signal is signals.lock_lost and not details.replaced:
-            self._count(LOST_IN_A_ROW, task.name)
-        elif signal is signals.lock_released and details.owned:
-            self._end(task.name)
-
-    def _count(self, metric: Metric, task: str) -> None:
-        with self._mutex:
-            self._counts[metric, task] += 1
-        self._recorder.record(metric, 1, task=task)
-
-    def _end(self, task: str) -> None:
-        for metric in (CONFLICTS_IN_A_ROW, LOST_IN_A_ROW):
-            with self._mutex:
-                count = self._counts.pop((metric, task), 0)
-            if count:
-                self._recorder.record(metric, -count, task=task)

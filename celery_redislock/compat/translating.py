@@ -132,7 +132,6 @@ class TranslatedTask(SingletonTask):
         raise NotImplementedError
 
     def _redislock_break(self, key: str) -> bool:
-        """Break the lock with this whole key."""
         prefix = self.app_locks.prefix
         name = name_of(prefix, key)
         keys = None if name is None else lock_keys(prefix, name, MAX_LIMIT)
@@ -150,21 +149,12 @@ def holder_ttl(conflict: LockConflict) -> float | None:
 
 
 def flag(where: str, option: str, value: Any) -> bool:
-    """An option that is True or False.
-
-    Raises:
-        ConfigError: it is neither.
-    """
     is_on: bool = checks.checked(where, option, value, checks.flag, checks.FLAG)
     return is_on
 
 
 def known(where: str, option: str, given: Any, accepted: Collection[str]) -> Mapping[str, Any]:
-    """Check that a setting is a dict with no other keys than these.
-
-    Raises:
-        ConfigError: it is no dict, or has other keys.
-    """
+    """Check that a setting is a dict with no other keys than these."""
     names = ", ".join(repr(each) for each in accepted)
     if not isinstance(given, Mapping):
         raise ConfigError(f"{where}: {option}={given!r} is not accepted; it must be a dict")
@@ -175,11 +165,7 @@ def known(where: str, option: str, given: Any, accepted: Collection[str]) -> Map
 
 
 def names_of_arguments(where: str, option: str, value: Any) -> list[str]:
-    """Check that a setting is a list of argument names, and return each name once.
-
-    Raises:
-        ConfigError: it is no collection of names.
-    """
+    """Check that a setting is a list of argument names, and return each name once."""
     is_names = isinstance(value, list | tuple | set | frozenset)
     if not is_names or not all(isinstance(each, str) and each for each in value):
         raise ConfigError(

@@ -35,11 +35,7 @@ def is_celery_command() -> bool:
 
 def load_tasks(app: Any) -> None:
     """Import the tasks' modules as `celery worker` does, and complete the app. Tasks with wrong
-    options keep their errors.
-
-    Raises:
-        ConfigError: the settings are wrong.
-        Exception: what a module of tasks raises when it is imported.
+    options keep their errors. Raises what a module raises when it is imported.
     """
     with errors_kept(), _without_checks():
         app.loader.import_default_modules()
@@ -64,12 +60,7 @@ class NoLock(ConfigError):
 
 
 def locked_task(given: Any) -> LockedTask:
-    """The locked task that this names or is.
-
-    Raises:
-        NoLock: it is none.
-        ConfigError: its options are wrong, or the settings.
-    """
+    """The locked task that this names or is."""
     task = given
     if isinstance(given, str):
         app = project_app()

@@ -161,11 +161,7 @@ class _Locks:
                 _unwatch(self._connection)
 
     def ensure(self) -> None:
-        """Return if no lock is known to be lost.
-
-        Raises:
-            LockLost: one is.
-        """
+        """Raise `LockLost` if a lock is known to be lost."""
         for held in self._held:
             if held.lock.lost:
                 held.lock.ensure()

@@ -16,26 +16,16 @@ from ..tasks.task import locked_tasks
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class About:
-    """What is known without asking the server.
-
-    Attributes:
-        app: the Celery app.
-        name: its name.
-        server: its lock server, for people.
-        prefix: what its locks' keys begin with.
-        history: how many runs of each lock are kept; 0 for none.
-        warn_after: the tasks' `LockOptions.warn_after`.
-        limits: the tasks' `lock_limit`, where it is a number above one.
-        no_arguments: the digest in the name of a lock whose call has no arguments.
-    """
+    """What is known without asking the server."""
 
     app: Any
     name: str
-    server: str
-    prefix: str
-    history: int
-    warn_after: dict[str, float]
-    limits: dict[str, int]
+    server: str  # for people
+    prefix: str  # of all keys
+    history: int  # how many runs of each lock are kept; 0 for none
+    warn_after: dict[str, float]  # of each task, in seconds
+    limits: dict[str, int]  # the tasks' `lock_limit`, where it is a number above one
+    #: The digest in the name of a lock whose call has no arguments.
     no_arguments: str = dataclasses.field(default_factory=lambda: digest({}))
 
     def name_of(self, key: str) -> str | None:
@@ -44,20 +34,12 @@ class About:
 
 
 def server_time(app: Any) -> float:
-    """The lock server's time in Unix seconds.
-
-    Raises:
-        LockUnavailable: the server did not answer, or does not allow it.
-    """
+    """The lock server's time in Unix seconds."""
     return read(app_locks(app).server, [])[0]
 
 
 def about(app: Any) -> About:
-    """What is known of this app's locks. Its tasks are bound first.
-
-    Raises:
-        ConfigError: the settings are wrong, or name no server.
-    """
+    """What is known of this app's locks. Its tasks are bound first."""
     app = real_app(app)
     app.finalize()
     locks = app_locks(app)

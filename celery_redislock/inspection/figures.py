@@ -22,27 +22,16 @@ NO_TASK: Final = "unknown"
 
 @dataclasses.dataclass(slots=True)
 class Figures:
-    """The figures of one task.
-
-    Attributes:
-        locks: how many locks are in each state; and how many runs go on without their lock. See
-            `states.State`.
-        oldest_holder: seconds for which the oldest run has held its lock.
-        waiting: how many tasks wait in waiting rooms.
-        oldest_waiter: seconds since the earliest arrival among the first tasks of all rooms, but
-            for those that wait for quiet.
-        untaken: how many waiting tasks no worker has taken, see `rooms.Room`.
-        last_success: Unix time at which its last successful run ended; None if not known.
-        warn_after: its `LockOptions.warn_after`; None if not known.
-    """
-
+    #: How many are in each `states.State`; and how many runs go on without their lock.
     locks: Counter[str] = dataclasses.field(default_factory=Counter)
-    oldest_holder: float = 0.0
-    waiting: int = 0
+    oldest_holder: float = 0.0  # seconds for which the oldest run has held its lock
+    waiting: int = 0  # in waiting rooms
+    #: Seconds since the earliest arrival among the first tasks of all rooms, but for those that
+    #: wait for quiet.
     oldest_waiter: float = 0.0
-    untaken: int = 0
-    last_success: float | None = None
-    warn_after: float | None = None
+    untaken: int = 0  # see `rooms.Room`
+    last_success: float | None = None  # Unix time at which it ended; None if not known
+    warn_after: float | None = None  # seconds; None if not known
 
     def count(self, each: Found) -> None:
         self.locks[each.state] += 1
@@ -61,9 +50,6 @@ def figures(app: Any) -> dict[str, Figures]:
 
     A waiting room counts for the task of its first entry: reading all of a long one would take the
     server too long.
-
-    Raises:
-        LockUnavailable: the server did not answer, or does not allow it.
     """
     locks, by_task = app_locks(app), defaultdict[str, Figures](Figures)
     for each in walk(locks.server, locks.prefix):

@@ -32,42 +32,26 @@ AT_ONCE: Final = 500
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class PastRun:
-    """A run that had a lock.
+    """A run that had a lock."""
 
-    Attributes:
-        key: the lock's whole key.
-        name: the lock's name.
-        task: the task's name, or None for a `RedisLock`.
-        task_id: the task's id.
-        attempt: the task's `retries`.
-        node: the worker's node name, or the host's name.
-        pid: the process.
-        fence: the fencing token of its acquisition.
-        label: what the task's `lock_label` made of the call, or None.
-        began: when the run took the lock: Unix time by the lock server's clock.
-        ended: when the run released the lock; None while it runs, or if the lock lapsed.
-        how: "succeeded", "failed", "retried", "ignored", "rejected", "replaced" (by a newer run),
-            "lost" (it owned the lock no more; it may go on), "broken" (by an operator), "died" (its
-            process did),
-            "terminated" (the worker ended its process), "not run" (the run had the lock, but no
-            body ran), "released" (a `RedisLock`), "lapsed" (nobody released it: its worker
-            died or was cut off), or "running".
-        turned_away: how many duplicates were skipped or refused because of it.
-    """
-
-    key: str
-    name: str
-    task: str | None
+    key: str  # the lock's
+    name: str  # the lock's
+    task: str | None  # None for a `RedisLock`
     task_id: str | None
-    attempt: int
-    node: str | None
+    attempt: int  # the task's `retries`
+    node: str | None  # the worker's name, or the host's
     pid: int | None
     fence: int
-    label: str | None
-    began: float
-    ended: float | None
+    label: str | None  # what the task's `lock_label` made of the call
+    began: float  # when the run took the lock: Unix time by the lock server's clock
+    ended: float | None  # when it released the lock; None while it runs, or if the lock lapsed
+    #: "succeeded", "failed", "retried", "ignored", "rejected", "replaced" (by a newer run), "lost"
+    #: (it owned the lock no more; it may go on), "broken" (by an operator), "died" (its process
+    #: did), "terminated" (the worker ended its process), "not run" (the run had the lock, but no
+    #: body ran), "released" (a `RedisLock`), "lapsed" (nobody released it: its worker died or was
+    #: cut off), or "running".
     how: str
-    turned_away: int
+    turned_away: int  # how many duplicates were skipped or refused because of it
 
     @property
     def took(self) -> float | None:
@@ -89,21 +73,10 @@ def history(
     running: bool = False,
     server: Server | None = None,
 ) -> list[PastRun]:
-    """The runs in the history, sorted by when they began, the latest first.
-
-    Args:
-        app: the Celery app.
-        task: only runs of this task, or of tasks that match this glob; "RedisLock" for locks
-            outside tasks.
-        name: only runs of the lock with this name.
-        since: only runs that ended later than this Unix time, or began later.
-        ended: only runs that ended in one of these ways, see `PastRun.how`; empty for all.
-        limit: how many runs at most.
-        running: also the runs that still have their lock.
-        server: look here, instead of the app's server: those of its nodes that answer.
-
-    Raises:
-        LockUnavailable: the server did not answer, or does not allow it.
+    """The runs in the history, sorted by when they began, the latest first; with `running` also
+    those that still have their lock. `task` may be a glob; "RedisLock" is for locks outside tasks.
+    `since`, Unix time, leaves out what ended before it, and `ended` what ended in no such way, see
+    `PastRun.how`. A `server` in place of the app's has those of its nodes that answer.
     """
     locks = app_locks(app)
     server, prefix = server or locks.server, locks.prefix
@@ -126,15 +99,8 @@ def history(
 
 
 def last_runs(app: Any, most: int, *, server: Server | None = None) -> dict[str, list[PastRun]]:
-    """The last runs of each task that have ended, the latest first.
-
-    Args:
-        app: the Celery app.
-        most: how many of each task at most.
-        server: as for `history`.
-
-    Raises:
-        LockUnavailable: the server did not answer, or does not allow it.
+    """The last runs of each task that have ended, at most so many, the latest first. `server` as
+    for `history`.
     """
     locks = app_locks(app)
     server, by_task = server or locks.server, dict[str, list[PastRun]]()
@@ -149,18 +115,8 @@ def last_runs(app: Any, most: int, *, server: Server | None = None) -> dict[str,
 def turned_away(
     app: Any, *, task: str | None = None, server: Server | None = None
 ) -> dict[str, dict[int, int]]:
-    """How many duplicates were skipped or refused in each of the last 48 hours, by task.
-
-    Args:
-        app: the Celery app.
-        task: only of this task, or of tasks that match this glob.
-        server: as for `history`.
-
-    Returns:
-        For each task, the count by the hour's beginning as a Unix time, without empty hours.
-
-    Raises:
-        LockUnavailable: the server did not answer, or does not allow it.
+    """How many duplicates were skipped or refused in each of the last 48 hours, by task and by the
+    hour's beginning as a Unix time, without empty hours. `task` and `server` as for `history`.
     """
     locks, first = app_locks(app), time.time() - HOURS * 3600
     return {
@@ -176,11 +132,7 @@ def turned_away(
 
 def lists_in(server: Server, prefix: str, name: str | None = None) -> list[tuple[str, str]]:
     """The lists of runs: the key of each one's bucket's history, and its task; "" for `RedisLock`.
-
-    Args:
-        server: the server.
-        prefix: what every key begins with.
-        name: look only into the bucket of the lock with this name; None for all buckets.
+    Only in the bucket of the lock with this name, if one is given.
     """
     buckets = in_all_buckets(prefix, "history")
     if name is not None:
@@ -206,9 +158,6 @@ def kept_runs(
 def last_successes(server: Server, prefix: str) -> dict[str, float]:
     """When a run of each task last succeeded, as Unix time by the lock server's clock. Reads the
     last record of a list; if it is no success, the last runs; if they have none, all runs.
-
-    Raises:
-        LockUnavailable: the server did not answer, or does not allow it.
     """
     lists = [each for each in lists_in(server, prefix) if each[1]]
     latest: dict[str, float] = {}

@@ -19,12 +19,7 @@ AGAIN: Final = 2.0
 
 
 class Listener:
-    """Hands over Celery's events as they come, until it is closed.
-
-    Args:
-        app: the Celery app.
-        heard: is called with each event, in the thread.
-    """
+    """Hands over Celery's events as they come, in a thread, until it is closed."""
 
     def __init__(self, app: Any, heard: Callable[[dict[str, Any]], None]) -> None:
         self._app = app

@@ -166,13 +166,7 @@ class Found:
 
 def snapshot(app: Any, server: Server | None = None) -> list[Found]:
     """Every lock that is held, waited for or lately broken, and every run that goes on without one.
-
-    Args:
-        app: the Celery app.
-        server: look here, instead of the app's server: those of its nodes that answer.
-
-    Raises:
-        LockUnavailable: the server did not answer, or does not allow it.
+    A `server` in place of the app's has those of its nodes that answer.
     """
     return with_rooms(app, server, of_taken=0)[0]
 
@@ -195,13 +189,8 @@ def walk(server: Server, prefix: str, app: Any = None, of_taken: int = 1) -> Ite
     """One walk over all keys of a prefix. It keeps little of each lock: there may be a million.
 
     First come the slots that are taken, without what waits; then the rooms, with the first task of
-    each; then the other locks, and the runs without one.
-
-    Args:
-        server: the server.
-        prefix: what every key begins with.
-        app: the Celery app, to read labels and arguments; None to do without.
-        of_taken: how many tasks of the room of a lock that is taken are read.
+    each, `of_taken` tasks if the lock is taken; then the other locks, and the runs without one.
+    Labels and arguments are read if there is an app.
     """
     suspended = suspensions_on(server, prefix)
     idle = {each.lock: each for each in suspended if each.lock is not None}
@@ -274,9 +263,6 @@ def matches(name: str, glob: str) -> bool:
 def lock(app: Any, name: str) -> list[Found]:
     """The rows of the lock with this name, as `snapshot` has them. Empty if nobody holds or waits
     for the lock, and nobody has broken it lately or goes on without it.
-
-    Raises:
-        LockUnavailable: the server did not answer, or does not allow it.
     """
     locks = app_locks(app)
     server, keys = locks.server, lock_keys(locks.prefix, name, MAX_LIMIT)
@@ -298,20 +284,13 @@ def lock(app: Any, name: str) -> list[Found]:
 
 
 def read_slots(server: Server, slots: Iterable[Named]) -> Iterator[Found]:
-    """Who has these slots. A slot that nobody has is left out.
-
-    Raises:
-        LockUnavailable: the server did not answer, or does not allow it.
-    """
+    """Who has these slots. A slot that nobody has is left out."""
     return (_slot(now, each, value) for now, each, value in _stored(server, slots))
 
 
 def read_locks(server: Server, locks: Sequence[LockKeys], task: str) -> list[list[Found]]:
     """For each of these locks of a task: who has its slots; or, if nobody has one, whether it is
     suspended.
-
-    Raises:
-        LockUnavailable: the server did not answer, or does not allow it.
     """
     lists = dict.fromkeys(of.suspended for of in locks)
     asked = [(key, of.name) for of in locks for key in (of.lock, *of.slots)]
@@ -444,9 +423,6 @@ def _broken(server: Server, notes: Iterable[Named]) -> Iterator[Found]:
 def lost_of(server: Server, marks: Iterable[Named]) -> Iterator[Found]:
     """The runs that go on without their lock, from the keys where they say so. A run that the
     server has as a holder has its lock: it came back, or the run missed an answer.
-
-    Raises:
-        LockUnavailable: the server did not answer, or does not allow it.
     """
     for batch in in_batches(marks, BATCH):
         now, replies = read(server, [("HGETALL", key) for key, _ in batch])

@@ -26,38 +26,21 @@ ANSWERS: Final = 1.0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class InQueue:
-    """Messages of one task that wait in a queue.
-
-    Attributes:
-        task: the task's name.
-        queue: the queue's name.
-        is_named: whether the messages name the queue; else it is the task's own.
-        count: how many such messages are known.
-        since: Unix time at which the first of them was sent, by the lock server's clock.
-        messages: how many messages are in the queue, of all tasks, as the broker counts them.
-        is_read: whether a worker reads the queue; an empty one counts as read.
-    """
+    """Messages of one task that wait in a queue."""
 
     task: str
     queue: str
-    is_named: bool
-    count: int
-    since: float
-    messages: int
-    is_read: bool
+    is_named: bool  # by the messages; else it is the task's own
+    count: int  # how many such messages are known
+    since: float  # Unix time at which the first was sent, by the lock server's clock
+    messages: int  # in the queue, of all tasks, as the broker counts them
+    is_read: bool  # by a worker; an empty one counts as read
 
 
 def in_queues(app: Any, found: Sequence[Found], now: float) -> list[InQueue]:
-    """The queues in which messages have waited for a while. Asks the broker, and only if there are
-    such messages; and the workers, if the broker knows nobody who reads them.
-
-    Args:
-        app: the Celery app.
-        found: the locks.
-        now: Unix time, by the lock server's clock.
-
-    Raises:
-        LockUnavailable: the lock server did not answer, or does not allow it.
+    """The queues in which messages have waited for a while, at `now` by the lock server's clock.
+    Asks the broker, and only if there are such messages; and the workers, if the broker knows
+    nobody who reads them.
     """
     sent: dict[tuple[str, str, bool], list[float]] = {}
     for task, queue, is_named, since in (*_kept(app, found), *_in_turn(app, found)):
@@ -74,9 +57,7 @@ def in_queues(app: Any, found: Sequence[Found], now: float) -> list[InQueue]:
 
 def with_depths(app: Any, found: Iterable[Found]) -> list[Found]:
     """The same locks; with those that messages have, the queue and how many messages are in it.
-
-    Raises:
-        Exception: whatever the broker's driver raises.
+    Raises whatever the broker's driver raises.
     """
     found = list(found)
     route = functools.cache(functools.partial(_route, app))

@@ -39,29 +39,21 @@ AT_ONCE: Final = 200
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Waiting:
-    """A task that waits in a room.
-
-    Attributes:
-        task: the task's name; None if the entry cannot be read.
-        task_id: its id.
-        label: the lock's name for people, if an app was given that knows it.
-        age: seconds since its arrival; None if that is not known.
-        args, kwargs: its arguments as Celery shows them: `argsrepr` and `kwargsrepr` where a caller
-            set these. None if no app was given that can read the arguments.
-        published_for: seconds since it was first published, if no worker has taken it yet.
-        passed_over: no worker that has looked can publish it: none of them knows its task, say.
-        queue: the queue that its message names, if an app was given that can read it.
+    """A task that waits in a room. Label, arguments and queue are None without an app that can read
+    them.
     """
 
-    task: str | None
+    task: str | None  # None if the entry cannot be read
     task_id: str
     label: str | None = None
-    age: float | None = None
-    args: str | None = None
+    age: float | None = None  # seconds since its arrival; None if that is not known
+    args: str | None = None  # as Celery shows them: `argsrepr` where a caller set it
     kwargs: str | None = None
+    #: Seconds since it was first published, if no worker has taken it yet.
     published_for: float | None = None
+    #: No worker that has looked can publish it: none of them knows its task, say.
     passed_over: bool = False
-    queue: str | None = None
+    queue: str | None = None  # that its message names
 
     @property
     def called(self) -> str:
@@ -77,29 +69,19 @@ class Waiting:
 
 
 class Room(NamedTuple):
-    """The tasks that wait for a lock.
-
-    Attributes:
-        name: the lock's name.
-        now: the server's time in Unix seconds.
-        waiting: the first tasks in the waiting room, in order.
-        total: how many tasks are in the room.
-        in_slots: how many wait in pool slots, outside the room.
-        untaken: how many in the room no worker has taken, though they were first published a minute
-            ago or more, or could not be published: the workers may be behind, or not know them.
-        quiet_in: if all who are at the front wait for quiet: the seconds until the first of them is
-            published; else None.
-        overdue: if some are untaken: the seconds since a worker should have looked at the room;
-            0 if none should have.
-    """
+    """The tasks that wait for a lock."""
 
     name: str
-    now: float
-    waiting: list[Waiting]
-    total: int = 0
-    in_slots: int = 0
+    now: float  # the server's time in Unix seconds
+    waiting: list[Waiting]  # the first tasks in the waiting room, in order
+    total: int = 0  # tasks in the room
+    in_slots: int = 0  # tasks in pool slots, outside the room
+    #: How many in the room no worker has taken, though they were first published a minute ago or
+    #: more, or could not be published: the workers may be behind, or not know them.
     untaken: int = 0
+    #: If all who are at the front wait for quiet: the seconds until the first is published.
     quiet_in: float | None = None
+    #: If some are untaken: the seconds since a worker should have looked at the room, or 0.
     overdue: float = 0.0
 
     @property
@@ -123,16 +105,8 @@ class Room(NamedTuple):
 def waiting(
     app: Any, names: Iterable[str], most: int = NAMED, server: Server | None = None
 ) -> list[Room]:
-    """For each of these locks, the tasks that wait for it.
-
-    Args:
-        app: the Celery app.
-        names: the locks' names.
-        most: how many tasks of each room are read; with 0 it is not known what they wait for.
-        server: look here, instead of the app's server: those of its nodes that answer.
-
-    Raises:
-        LockUnavailable: the server did not answer, or does not allow it.
+    """For each of these locks, the tasks that wait for it, `most` of each; with 0 it is not known
+    what they wait for. A `server` in place of the app's has those of its nodes that answer.
     """
     locks = app_locks(app)
     return [*rooms_of(server or locks.server, locks.prefix, names, app, most)]
@@ -141,9 +115,6 @@ def waiting(
 def ids_of(app: Any, names: Sequence[str]) -> dict[str, frozenset[str]]:
     """For each of these locks, the ids of all tasks in its waiting room. A room with more than
     `NAMED` is left out.
-
-    Raises:
-        LockUnavailable: the server did not answer, or does not allow it.
     """
     locks = app_locks(app)
     rooms = [lock_keys(locks.prefix, name) for name in names]
@@ -166,11 +137,7 @@ def ids_of(app: Any, names: Sequence[str]) -> dict[str, frozenset[str]]:
 def rooms_of(
     server: Server, prefix: str, names: Iterable[str], app: Any = None, most: int = 1
 ) -> Iterator[Room]:
-    """As `waiting`; with labels and arguments if an app is given that can read them.
-
-    Raises:
-        LockUnavailable: the server did not answer, or does not allow it.
-    """
+    """As `waiting`; with labels and arguments if an app is given that can read them."""
     for batch in in_batches((lock_keys(prefix, name) for name in names), AT_ONCE):
         yield from _rooms(server, batch, app, most)
 

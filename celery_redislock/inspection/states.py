@@ -65,12 +65,9 @@ NOBODY_LOOKS: Final = 10.0
 def state_of_holder(
     holder: Holder | None, lives_for: float | None = None, ttl: float | None = None
 ) -> State:
-    """The state of a lock that somebody has.
-
-    Args:
-        holder: who has it; None if it is being handed over to a waiter.
-        lives_for: seconds until it expires if the holder dies now, if known.
-        ttl: seconds to which its holder extends it, if known.
+    """The state of a lock that this holder has; None while it is handed over to a waiter. It
+    expires in `lives_for` seconds if the holder dies now, and is extended to `ttl` seconds, if
+    these are known.
     """
     if holder is not None and holder.queued:
         return "queued"

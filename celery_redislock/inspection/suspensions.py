@@ -12,14 +12,8 @@ from ..servers.server import Server
 
 
 def suspensions(app: Any, server: Server | None = None) -> list[Suspension]:
-    """All suspensions that have not ended; what ends first comes first.
-
-    Args:
-        app: the Celery app.
-        server: look here, instead of at the app's server.
-
-    Raises:
-        LockUnavailable: the server did not answer, or does not allow it.
+    """All suspensions that have not ended, of the app's or of this server; what ends first comes
+    first.
     """
     locks = app_locks(app)
     return suspensions_on(server or locks.server, locks.prefix)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import threading
 import time
@@ -84,8 +83,6 @@ class Collector(registry.Collector):
         self._app = real_app(app)
         self._every = checked("Collector", "every", every, ttl, "a number of seconds, from 0.1")
         self._surveys: dict[int, _Surveys] = {}
-        #: The last success of each task, since the history may be cut, or lost with its server.
-        self._successes: dict[str, float] = {}
 
     def describe(self) -> Iterator[GaugeMetricFamily]:
         """The gauges without values. A registry asks when the collector is registered."""
@@ -98,18 +95,63 @@ class Collector(registry.Collector):
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """The gauges, for a scrape. Waits `PATIENCE` seconds at most."""
         # Each process makes its own surveys: a forked child lacks its parent's threads.
-        surveys = self._surveys.setdefault(os.getpid(), _Surveys(self._survey, self._every))
-        survey = surveys.latest()
-        if survey is None:
-            return
-        if survey.figures is not None:
-            yield from self._of_tasks(survey.figures)
-        yield GaugeMetricFamily(*UP, value=survey.figures is not None)
-        if survey.succeeded_at is not None:
-            yield GaugeMetricFamily(*WHEN, value=survey.succeeded_at)
-        yield GaugeMetricFamily(*TOOK, value=survey.took)
+        surveys = self._surveys.setdefault(os.getpid(), _Surveys(self._app, self._every))
+        yield from surveys.latest()
 
-    def _survey(self) -> dict[str, Figures]:
+
+class _Surveys:
+    """Makes surveys on demand, one at a time and not too often, in another thread: a survey that
+    takes longer than a scrape may wait is ready for the next scrape.
+    """
+
+    def __init__(self, app: Any, every: float) -> None:
+        self._app, self._every = app, every
+        self._mutex, self._thread = threading.Lock(), threading.Thread()
+        self._due = 0.0
+        self._gauges: list[GaugeMetricFamily] = []
+        self._succeeded_at: float | None = None
+        #: Why the last survey failed.
+        self._trouble = ""
+        #: The last success of each task, since the history may be cut, or lost with its server.
+        self._successes: dict[str, float] = {}
+
+    def latest(self) -> list[GaugeMetricFamily]:
+        """The last survey, after a new one if that is due; empty if the first takes too long."""
+        with self._mutex:
+            if clock() >= self._due and not self._thread.is_alive():
+                run = threading.Thread(target=self._run, name="redislock-survey", daemon=True)
+                self._thread = run
+                run.start()
+        self._thread.join(PATIENCE)
+        return self._gauges
+
+    def _run(self) -> None:
+        began = clock()
+        gauges = self._try()
+        gauges.append(GaugeMetricFamily(*UP, value=not self._trouble))
+        if self._succeeded_at is not None:
+            gauges.append(GaugeMetricFamily(*WHEN, value=self._succeeded_at))
+        took = clock() - began
+        self._gauges = [*gauges, GaugeMetricFamily(*TOOK, value=took)]
+        self._due = began + max(self._every, 2 * took)
+
+    def _try(self) -> list[GaugeMetricFamily]:
+        """The gauges of the tasks, or none; each new error is logged once."""
+        before, self._trouble = self._trouble, ""
+        try:
+            gauges = [*_of_tasks(self._figures())]
+        except Exception as exc:  # nobody else reports an error of a thread
+            self._trouble = why(exc) if isinstance(exc, LockUnavailable) else str(exc) or repr(exc)
+            if self._trouble != before:
+                is_bug = not isinstance(exc, LockError | OSError)
+                logger.warning("redislock: nothing to export: %s", self._trouble, exc_info=is_bug)
+            return []
+        if before:
+            logger.info("redislock: the lock server is surveyed again")
+        self._succeeded_at = time.time()
+        return gauges
+
+    def _figures(self) -> dict[str, Figures]:
         """The figures of the tasks in the server, and zeros for the app's other tasks."""
         found = figures(self._app)
         for name, task in list(self._app.tasks.items()):
@@ -123,88 +165,16 @@ class Collector(registry.Collector):
                 each.last_success = self._successes[name] = latest
         return found
 
-    def _of_tasks(self, figures: dict[str, Figures]) -> Iterator[GaugeMetricFamily]:
-        for name, (text, value) in PER_TASK.items():
-            family = GaugeMetricFamily(name, text, labels=["task"])
-            for task, each in sorted(figures.items()):
-                if (shown := value(each)) is not None:
-                    family.add_metric([task], shown)
-            yield family
-        family = GaugeMetricFamily(*LOCKS, labels=["task", "state"])
+
+def _of_tasks(figures: dict[str, Figures]) -> Iterator[GaugeMetricFamily]:
+    for name, (text, value) in PER_TASK.items():
+        family = GaugeMetricFamily(name, text, labels=["task"])
         for task, each in sorted(figures.items()):
-            for state, count in sorted(each.locks.items()):
-                family.add_metric([task, state], count)
+            if (shown := value(each)) is not None:
+                family.add_metric([task], shown)
         yield family
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Survey:
-    """The result of a survey.
-
-    Attributes:
-        figures: the figures by task; None if the survey failed.
-        took: how many seconds the survey took.
-        succeeded_at: Unix time at which the last successful survey ended; None before the first.
-    """
-
-    figures: dict[str, Figures] | None
-    took: float
-    succeeded_at: float | None
-
-
-class _Surveys:
-    """Makes surveys on demand, one at a time and not too often, in another thread: a survey that
-    takes longer than a scrape may wait is ready for the next scrape.
-    """
-
-    def __init__(self, survey: Callable[[], dict[str, Figures]], every: float) -> None:
-        self._survey, self._every = survey, every
-        self._mutex = threading.Lock()
-        self._latest: _Survey | None = None
-        #: Why the last survey failed.
-        self._trouble = ""
-        self._due = 0.0
-        #: Set when no survey is under way.
-        self._ended = threading.Event()
-        self._ended.set()
-
-    def latest(self) -> _Survey | None:
-        """The last survey, after a new one if that is due; None if the first takes too long."""
-        with self._mutex:
-            if self._ended.is_set() and clock() >= self._due:
-                # Start first, then clear: if the thread cannot start, no survey is under way.
-                thread = threading.Thread(target=self._run, name="redislock-survey", daemon=True)
-                thread.start()
-                self._ended.clear()
-        self._ended.wait(PATIENCE)
-        return self._latest
-
-    def _run(self) -> None:
-        began = clock()
-        figures = self._try()
-        with self._mutex:
-            ended = clock()
-            before = self._latest.succeeded_at if self._latest else None
-            succeeded_at = before if figures is None else time.time()
-            self._latest = _Survey(figures, ended - began, succeeded_at)
-            self._due = max(began + self._every, 2 * ended - began)
-            self._ended.set()
-
-    def _try(self) -> dict[str, Figures] | None:
-        """The figures, or None; each new error is logged once."""
-        before, self._trouble = self._trouble, ""
-        try:
-            figures = self._survey()
-        except (LockError, OSError) as exc:
-            self._trouble = why(exc) if isinstance(exc, LockUnavailable) else str(exc)
-            if self._trouble != before:
-                logger.warning("redislock: nothing to export: %s", self._trouble)
-        except BaseException as exc:  # nobody else reports an error of a thread
-            self._trouble = repr(exc)
-            if self._trouble != before:
-                logger.exception("redislock: nothing to export")
-        else:
-            if before:
-                logger.info("redislock: the lock server is surveyed again")
-            return figures
-        return None
+    family = GaugeMetricFamily(*LOCKS, labels=["task", "state"])
+    for task, each in sorted(figures.items()):
+        for state, count in sorted(each.locks.items()):
+            family.add_metric([task, state], count)
+    yield family

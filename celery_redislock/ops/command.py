@@ -131,7 +131,6 @@ def with_app(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _app(ctx: click.Context) -> Any:
-    """The app, with its tasks."""
     from ..app.settings import app_locks
 
     app = ctx.obj.app
@@ -150,12 +149,8 @@ def _app(ctx: click.Context) -> Any:
 
 @contextlib.contextmanager
 def those_that_answer(app: Any, done: str = "shown") -> Iterator[Server]:
-    """The app's server, without those nodes of a cluster that do not answer. In the end it fails
-    and names these.
-
-    Args:
-        app: the Celery app.
-        done: what is not done with the locks that these nodes have.
+    """The app's server, without those nodes of a cluster that do not answer. In the end it fails,
+    and says what was not done with the locks that these have.
     """
     from ..app.settings import app_locks
     from ..servers.looking import away
@@ -194,20 +189,11 @@ def _say_wrong_tasks(ctx: click.Context, app: Any) -> None:
 
 
 class Naming(NamedTuple):
-    """How a lock is named on a command line.
+    """How a lock is named on a command line. All but the target is for a task's call."""
 
-    Attributes:
-        target: a lock's whole key, its name, a task's name, or what `list` shows of a lock; ""
-            if none is named.
-        words: for a task, the call's first arguments as they were typed.
-        args: for a task, the call's arguments after these.
-        kwargs: for a task, the call's keyword arguments.
-        headers: for a task, the headers of the call's message.
-    """
-
-    target: str
-    words: tuple[str, ...]
-    args: list[Any]
+    target: str  # a whole key, a lock's or a task's name, what `list` shows of a lock; "" for none
+    words: tuple[str, ...]  # the first arguments as they were typed
+    args: list[Any]  # the arguments after these
     kwargs: dict[str, Any]
     headers: dict[str, Any]
 
@@ -221,11 +207,7 @@ class Naming(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The target.
-
-        Raises:
-            TargetError: the target cannot be the name of a lock.
-        """
+        """The target, if it can be the name of a lock."""
         from ..tasks.target import TargetError
 
         try:
@@ -235,12 +217,7 @@ class Naming(NamedTuple):
         return self.target
 
     def locate(self, app: Any) -> Target:
-        """The lock that the user means.
-
-        Raises:
-            TargetError: no lock or task has that name, or several locks match.
-            LockUnavailable: the server did not answer, or does not allow it.
-        """
+        """The lock that the user means, if there is one, and one only."""
         from ..tasks.target import TargetError, locate, word
         from .pick import ask_for_quotes, pick
 

@@ -25,12 +25,7 @@ def explain(
     kwargs: Mapping[str, Any],
     headers: Mapping[str, Any] = NO_HEADERS,
 ) -> dict[str, Any]:
-    """All about the lock of one call, as plain data, in the order in which it is shown.
-
-    Raises:
-        TargetError: there is no such task, or the arguments do not fit it.
-        LockUnavailable: the server did not answer, or does not allow it.
-    """
+    """All about the lock of one call, as plain data, in the order in which it is shown."""
     task = locked_task(app, name)
     keys = keys_of_call(app, name, args, kwargs, headers)
     call = task.with_headers(headers)

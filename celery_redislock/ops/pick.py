@@ -24,10 +24,6 @@ def pick(app: Any, meant: Target) -> Target:
     """The lock that has this name; or else the only lock that `list` shows with this text: as its
     label, its key without the task, the task's id, or the first eight or more characters of that or
     of the digest.
-
-    Raises:
-        TargetError: several locks match.
-        LockUnavailable: the server did not answer, or does not allow it.
     """
     text = meant.keys.name
     if text in app.tasks or lock(app, text):
@@ -37,11 +33,8 @@ def pick(app: Any, meant: Target) -> Target:
 
 
 def ask_for_quotes(app: Any, text: str) -> None:
-    """These words name no task; they may be what `list` shows of a lock.
-
-    Raises:
-        TargetError: they are. The error says how to write them.
-        LockUnavailable: the server did not answer, or does not allow it.
+    """These words name no task; if they are what `list` shows of a lock, the error says how to
+    write them.
     """
     if _shown_as([*snapshot(app), *history(app, running=True)], text):
         raise TargetError(
@@ -52,10 +45,6 @@ def ask_for_quotes(app: Any, text: str) -> None:
 def of_waiting(app: Any, text: str) -> Target | None:
     """The lock for which the task waits whose id this is, or begins so; None if there is none. Of
     each room it looks at as many tasks as `show` shows.
-
-    Raises:
-        TargetError: several do.
-        LockUnavailable: the server did not answer, or does not allow it.
     """
     names = sorted({each.name for each in snapshot(app) if each.waiting})
     ids: dict[str, Iterable[str]] = {}
@@ -74,11 +63,7 @@ def of_waiting(app: Any, text: str) -> Target | None:
 
 
 def meant_by(app: Any, meant: Target) -> list[Found]:
-    """The rows of the lock that a user means; only one row, if the user means one slot.
-
-    Raises:
-        LockUnavailable: the server did not answer, or does not allow it.
-    """
+    """The rows of the lock that a user means; only one row, if the user means one slot."""
     found = lock(app, meant.keys.name)
     return [each for each in found if meant.slot in ("", each.key) or each.lost_because is not None]
 
@@ -86,9 +71,6 @@ def meant_by(app: Any, meant: Target) -> list[Found]:
 def of_task(app: Any, task: str) -> list[Found]:
     """The locks of this task, which the app need not know: those that its runs hold, and those that
     it waits for.
-
-    Raises:
-        LockUnavailable: the server did not answer, or does not allow it.
     """
     found = snapshot(app)
     awaited = {each.name: None for each in found if each.waiting}
@@ -97,10 +79,8 @@ def of_task(app: Any, task: str) -> list[Found]:
 
 
 def require_task(app: Any, task: str | None, found: Collection[Any]) -> None:
-    """Nothing was found for a task, or a glob: has the app such a task at all?
-
-    Raises:
-        TargetError: it has none. The error names tasks with similar names.
+    """Nothing was found for a task, or a glob: if the app has no such task, the error names similar
+    ones.
     """
     if found or task is None or any(matches(name, task) for name in (*app.tasks, OUTSIDE)):
         return
@@ -110,10 +90,6 @@ def require_task(app: Any, task: str | None, found: Collection[Any]) -> None:
 def nothing_called(app: Any, text: str) -> TargetError:
     """The error for a text that names no lock that is held or waited for: the history may know it;
     else with what is called nearly so.
-
-    Raises:
-        TargetError: several locks of the history match.
-        LockUnavailable: the server did not answer, or does not allow it.
     """
     if history(app, name=pick_past(app, text), limit=1):
         return TargetError(f"nobody holds {one_line(text)} or waits for it: the lock is free")
@@ -129,10 +105,6 @@ def _names(app: Any) -> list[str]:
 def pick_past(app: Any, text: str, server: Server | None = None) -> str:
     """The name of the lock in the history that a user means: by its name, or by what `history`
     shows of it, as `pick`.
-
-    Raises:
-        TargetError: several locks match.
-        LockUnavailable: the server did not answer, or does not allow it.
     """
     if history(app, name=text, limit=1, running=True, server=server):
         return text

@@ -12,17 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..inspection.states import AWAITED, IN_TROUBLE, NO_LOCK, STATES
 from ..protocol.canonical import digest, parts_of, task_in
 from ..protocol.holders import Holder
-from .terminal import (
-    Column,
-    by_wrapping,
-    cut_end,
-    cut_node,
-    cut_path,
-    grid,
-    initials,
-    lines_by_row,
-    named_values,
-)
+from .terminal import LINES, Column, grid, lines_by_row, named_values
 
 if TYPE_CHECKING:
     from ..inspection.figures import Figures
@@ -48,8 +38,8 @@ ALL_OF_RUNS: Final = (*RUNS[:7], "PID", "SKIPS", "FENCE", "LABEL")
 TROUBLE: Final = "red"
 #: The columns of a task, with its figures.
 TASKS: Final = (
-    Column("TASK", lambda each: each[0], cut_path, 14, alike=initials),
-    Column("LOCKS", lambda each: _by_state(each[1]), by_wrapping, 12),
+    Column("TASK", lambda each: each[0], LINES, 14),
+    Column("LOCKS", lambda each: _by_state(each[1]), LINES, 12),
     Column("OLDEST", lambda each: _units(each[1].oldest_holder or None), right=True),
     Column("WAIT", lambda each: each[1].waiting, right=True),
     Column("UNTAKEN", lambda each: each[1].untaken, right=True),
@@ -60,7 +50,6 @@ _NO_ARGUMENTS: Final = digest({})
 
 
 def in_order(found: Iterable[Found], order: str, reverse: bool = False) -> list[Found]:
-    """The locks in one of the orders."""
     by, largest_first = ORDERS[order]
     return sorted(found, key=by, reverse=largest_first is not reverse)
 
@@ -85,11 +74,11 @@ def columns_of(rows: Sequence[Any], names: Iterable[str], wide: bool = False) ->
         Column("WHEN", lambda run: (moment if wide else _when)(run.began)),
         Column("TOOK", _took, right=True),
         Column("ENDED", lambda run: run.how),
-        Column("TASK", lambda each: task_of(each) or None, cut_path, 14, alike=initials),
-        Column("KEY", key, by_wrapping, 12),
-        Column("STATE", in_words, by_wrapping),
-        Column("ID", task_id, by_wrapping),
-        Column("NODE", lambda each: who(each).node, cut_node),
+        Column("TASK", lambda each: task_of(each) or None, LINES, 14),
+        Column("KEY", key, LINES, 12),
+        Column("STATE", in_words, LINES),
+        Column("ID", task_id, LINES),
+        Column("NODE", lambda each: who(each).node, 2),
         Column("PID", lambda each: who(each).pid or None, right=True),
         Column("HELD", lambda each: _units(each.held_for), right=True),
         Column("LIVES", lambda each: lives(each, "for ever" if wide else "ever"), right=True),
@@ -97,7 +86,7 @@ def columns_of(rows: Sequence[Any], names: Iterable[str], wide: bool = False) ->
         Column("WAIT", lambda each: each.waiting, right=True),
         Column("FENCE", lambda each: who(each).fence or None, right=True),
         Column("LABEL", lambda each: who(each).label, rare=True),
-        Column("SAYS", lambda each: who(each).description, cut_end, 16, rare=True),
+        Column("SAYS", lambda each: who(each).description, 1, 16, rare=True),
     )
     return [column for column in columns if column.head in names]
 
@@ -134,10 +123,10 @@ def waiting_table(waiting: Sequence[Waiting]) -> list[str]:
     ids = shortened(each.task_id for each in waiting)
     columns = (
         Column("#", lambda each: each[0], right=True),
-        Column("TASK", lambda each: each[1].task or "cannot be read", cut_path, alike=initials),
-        Column("ID", lambda each: ids.get(each[1].task_id), by_wrapping),
+        Column("TASK", lambda each: each[1].task or "cannot be read", LINES),
+        Column("ID", lambda each: ids.get(each[1].task_id), LINES),
         Column("AGE", lambda each: _units(each[1].age), right=True),
-        Column("ARGUMENTS", lambda each: each[1].called, by_wrapping, 16),
+        Column("ARGUMENTS", lambda each: each[1].called, LINES, 16),
     )
     return grid(columns, enumerate(waiting, 1)) if waiting else []
 
@@ -181,12 +170,8 @@ def is_trouble(each: Found) -> bool:
 
 
 def telling_of(each: Any, digests: Mapping[str | None, str] | None = None) -> str:
-    """What tells a lock of a task from its others: the label, the name without the task's, or the
-    beginning of the digest.
-
-    Args:
-        each: the lock, or a run that had it.
-        digests: the short form of each digest; without one, a digest's first eight characters.
+    """What tells a lock of a task, or a run that had it, from the others: the label, the name
+    without the task's, or the short form of the digest; without one, its first eight characters.
     """
     if who(each).label:
         return str(who(each).label)

@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
 from typing import Any, Final
 
@@ -23,17 +23,16 @@ from ..protocol.holders import escaped
 PIPED: Final = 120
 #: No table is narrower than this; a narrower terminal breaks the lines.
 NARROWEST: Final = 60
-#: The most lines that a wrapped cell takes; a longer text loses its middle.
+#: The most lines that a cell takes; a longer text loses its end.
 LINES: Final = 6
 #: A line of a name ends after one of these characters, or at a space. No character is left out.
-_BREAKS: Final = frozenset(":/.,;=_-)]}")
+_BREAKS: Final = frozenset(":/.,;=_-)]}@")
 _EMOJI: Final = "\ufe0f"
 #: The combining class of the signs that join two letters of Indic scripts.
 _VIRAMA: Final = 9
 
 
 def terminal_width() -> int:
-    """How many columns fit."""
     return max(shutil.get_terminal_size((PIPED, 24)).columns, NARROWEST)
 
 
@@ -70,77 +69,31 @@ def _end(text: str, width: int, start: int = 0) -> int:
     return len(text)
 
 
-def cut(text: str, width: int, head: float = 0.5) -> str:
-    """The text without its middle, if it is too wide; `head` is the share of the kept characters
-    that comes from the beginning.
-    """
-    if width_of(text) <= width:
-        return text
-    front = round((width - 1) * head)
-    back = _end(text[::-1], width - 1 - front) if front < width - 1 else 0
-    return f"{text[: _end(text, front)]}~{text[len(text) - back :]}"
-
-
-def cut_end(text: str, width: int) -> str:
+def cut(text: str, width: int) -> str:
     """The text without its end, if it is too wide."""
-    return cut(text, width, 1.0)
-
-
-def initials(text: str) -> str:
-    """A task's name with the initials of its packages."""
-    *packages, name = text.split(".")
-    return ".".join([*(each[:1] for each in packages), name])
-
-
-def cut_path(text: str, width: int) -> str:
-    """A task's name, cut to keep its end: package names become initials, and then disappear."""
-    parts = text.split(".")
-    for number, part in enumerate(parts[:-1]):
-        if width_of(".".join(parts)) <= width:
-            break
-        parts[number] = part[:1]
-    short = ".".join(parts)
-    if width_of(short) <= width:
-        return short
-    return cut(parts[-1] if len(parts) == 1 else f"~{parts[-1]}", width)
-
-
-def cut_node(text: str, width: int) -> str:
-    """A node's name, cut to keep its host: the domain goes first, then a default worker name."""
-    worker, at, host = text.rpartition("@")
-    while width_of(f"{worker}{at}{host}") > width and "." in host.strip("."):
-        host = host.rpartition(".")[0]
-    if width_of(f"{worker}{at}{host}") > width and worker == "celery":
-        worker, at = "", ""
-    return cut(f"{worker}{at}{host}", width, 0.7)
+    return wrap(text, width, 1)[0]
 
 
 def wrap(text: str, width: int, most: int | None = None) -> list[str]:
     """The text as lines of at most this width, broken at spaces, or after punctuation in a name. If
-    it takes more than `most` lines, its middle is cut.
+    it takes more than `most` lines, its end is cut.
     """
-    if most is None or width_of(text) <= width * most:
-        lines = list(_wrapped(text, width, _break_in))
-        if most is None or len(lines) <= most:
-            return lines
-    return list(_wrapped(cut(text, (width - 1) * most), width, len))
-
-
-def _wrapped(text: str, width: int, break_in: Callable[[str], int]) -> Iterator[str]:
+    lines: list[str] = []
     start = 0
     while (end := _end(text, width, start)) < len(text):
+        if len(lines) + 1 == most:
+            return [*lines, f"{text[start : _end(text, width - 1, start)]}~"]
         end = max(end, start + 1)
-        if text[end : end + 1] not in ("", " "):
-            end = start + break_in(text[start:end])
-        yield text[start:end].rstrip()
+        if text[end] != " ":
+            end = start + _break_in(text[start:end])
+        lines.append(text[start:end].rstrip())
+        while text[end : end + 1] == " ":
+            end += 1
         start = end
-        while text[start : start + 1] == " ":
-            start += 1
-    yield text[start:]
+    return [*lines, text[start:]]
 
 
 def _break_in(line: str) -> int:
-    """Where to break a full line."""
     space = line.rfind(" ") + 1
     if space > len(line) // 3:
         return space
@@ -153,38 +106,14 @@ def _break_in(line: str) -> int:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table.
-
-    Attributes:
-        head: the heading.
-        of: what a row has here; None shows as "-".
-        fit: cuts or wraps a cell that is too wide; None for a column that is never narrower than
-            its cells.
-        least: the least width, unless the terminal is too narrow.
-        right: its cells end at the right: for numbers.
-        rare: it is left out if no row has a value for it.
-        alike: shortens a cell; if one is too wide, all are shortened by this, in one style, and
-            `fit` does the rest.
-    """
+    """A column of a table, and how its cells fit that are too wide."""
 
     head: str
-    of: Callable[[Any], Any]
-    fit: Callable[[str, int], str | list[str]] | None = None
-    least: int = 8
-    right: bool = False
-    rare: bool = False
-    alike: Callable[[str], str] | None = None
-
-    def lines(self, cell: str, width: int) -> list[str]:
-        """The cell as lines of at most this width."""
-        if self.fit is None or width_of(cell) <= width:
-            return [cell]
-        fitted = self.fit(cell, width)
-        return [fitted] if isinstance(fitted, str) else fitted
-
-
-def by_wrapping(text: str, width: int) -> list[str]:
-    return wrap(text, width, LINES)
+    of: Callable[[Any], Any]  # what a row has here; None shows as "-"
+    lines: int = 0  # at most so many; 0 for a column that is never narrower than its cells
+    least: int = 8  # its width, unless the terminal is too narrow
+    right: bool = False  # its cells end at the right: for numbers
+    rare: bool = False  # it is left out if no row has a value for it
 
 
 def grid(
@@ -216,11 +145,16 @@ def lines_by_row(
         if any(values) or not column.rare:
             shown.append(column)
             cells.append([plain("-" if each is None else str(each)) for each in values])
-    widths, cells = _widths(shown, cells, limit)
+    widths = _widths(shown, cells, limit)
     lines = [[_line([column.head for column in shown], shown, widths, limit)]]
     for row in zip(*cells, strict=True):
-        fitted = zip_longest(*map(Column.lines, shown, row, widths), fillvalue="")
-        lines.append([_line(each, shown, widths, limit) for each in fitted])
+        fitted = (
+            wrap(cell, width, column.lines) if column.lines else [cell]
+            for column, cell, width in zip(shown, row, widths, strict=True)
+        )
+        lines += [
+            [_line(each, shown, widths, limit) for each in zip_longest(*fitted, fillvalue="")]
+        ]
     return lines
 
 
@@ -232,47 +166,22 @@ def _line(
         for cell, column, width in zip(cells, columns, widths, strict=True)
         for gap in [" " * (width - width_of(cell))]
     )
-    return cut("  ".join(padded).rstrip(), limit, 1.0)
+    return cut("  ".join(padded).rstrip(), limit)
 
 
-def _widths(
-    columns: Sequence[Column], cells: Sequence[Sequence[str]], limit: int
-) -> tuple[list[int], list[Sequence[str]]]:
-    """The width of each column, and its cells, shortened alike if they must be."""
+def _widths(columns: Sequence[Column], cells: Sequence[Sequence[str]], limit: int) -> list[int]:
+    """The width of each column. Of those that can be narrower, the widest shrink first."""
     needed = [
         max([len(column.head), *map(width_of, texts)])
         for column, texts in zip(columns, cells, strict=True)
     ]
-    widths = _shared_out(columns, needed, limit)
-    cells = [
-        [*map(column.alike, texts)] if column.alike and width < need else texts
-        for column, texts, width, need in zip(columns, cells, widths, needed, strict=True)
-    ]
-    # A cut cell may need less than its width: a node's domain goes as a whole. Share the rest.
-    used = [
-        need if width >= need else min(need, _used(column, texts, width, need))
-        for column, texts, width, need in zip(columns, cells, widths, needed, strict=True)
-    ]
-    return _shared_out(columns, used, limit), cells
-
-
-def _used(column: Column, texts: Iterable[str], width: int, need: int) -> int:
-    """How much of this width the cells of the column need."""
-    fitted = [column.lines(text, width) for text in texts]
-    if any(len(lines) > 1 for lines in fitted):
-        return need
-    return max([len(column.head), *(width_of(line) for (line,) in fitted)])
-
-
-def _shared_out(columns: Sequence[Column], needed: Sequence[int], limit: int) -> list[int]:
-    """The width of each column. Of those that can be narrower, the widest shrink first."""
     room = limit - 2 * (len(columns) - 1)
     for keep_least in (True, False):
         for most in range(min(max(needed), limit), 3, -1):
             widths = [
-                need
-                if column.fit is None
-                else min(need, max(most, column.least, len(column.head)) if keep_least else most)
+                min(need, max(most, column.least, len(column.head)) if keep_least else most)
+                if column.lines
+                else need
                 for column, need in zip(columns, needed, strict=True)
             ]
             if sum(widths) <= room:

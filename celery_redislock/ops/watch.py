@@ -40,7 +40,7 @@ from .table import (
     summary,
     waiting_table,
 )
-from .terminal import cut, is_plain, plain, terminal_width, wrap
+from .terminal import is_plain, plain, terminal_width, wrap
 
 #: What the keys do: in the table, as a filter is typed or set, and in a lock that is open. Beside
 #: the numbers of the lines, and a filter of `FILTER` columns, each fits a terminal of 80 columns.
@@ -97,15 +97,7 @@ class Rates:
 
 
 class Watch:
-    """The picture of the locks that is drawn, and what the keys make of it.
-
-    Args:
-        app: the Celery app.
-        rates: the rates of its workers' events.
-        choose: selects the locks to show.
-        sort: the order of the locks, one of `table.ORDERS`, and whether it is reversed.
-        limit: how many locks to show at most.
-    """
+    """The picture of the locks that is drawn, and what the keys make of it."""
 
     def __init__(
         self,
@@ -138,10 +130,8 @@ class Watch:
         }
 
     def look(self) -> None:
-        """Read the locks. If the server does not answer, the picture keeps what was read before.
-
-        Raises:
-            LockUnavailable: the server does not allow it.
+        """Read the locks. If the server does not answer, the picture keeps what was read before;
+        only if it does not allow it, this raises.
         """
         self._counted = self._rates.take()
         try:
@@ -232,7 +222,7 @@ class Watch:
     def _foot(self) -> str:
         if self._open or not (self._filter or self._typing):
             return OPEN_HELP if self._open else HELP
-        shown, cursor = cut(plain(self._filter), FILTER, 0.0), "_" * self._typing
+        shown, cursor = plain(self._filter)[-FILTER:], "_" * self._typing
         return f"filter: {shown}{cursor}  {TYPING_HELP if self._typing else FILTER_HELP}"
 
     def _troubles(self) -> Iterator[str]:
@@ -308,18 +298,8 @@ def watch(
     sort: tuple[str, bool],
     limit: int | None,
 ) -> None:
-    """Draw until interrupted, or so many times.
-
-    Args:
-        app: the Celery app.
-        every: seconds between two looks.
-        times: how often to look; None without end.
-        choose: selects the locks to show.
-        sort: their order at first, and whether it is reversed.
-        limit: how many locks to show at most.
-
-    Raises:
-        LockUnavailable: the server does not allow it, or did not answer the last look.
+    """Draw every so many seconds, until interrupted, or so many times. Raises if the server does
+    not allow it, or did not answer the last look.
     """
     rates = Rates(app)
     with contextlib.closing(rates.listener), contextlib.suppress(KeyboardInterrupt):

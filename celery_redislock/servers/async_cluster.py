@@ -20,11 +20,7 @@ T = TypeVar("T")
 
 
 class AsyncCluster(OnConnections):
-    """The nodes of a Redis Cluster. Who has which slot is asked in a thread: it seldom changes.
-
-    Args:
-        cluster: the cluster.
-    """
+    """The nodes of a Redis Cluster. Who has which slot is asked in a thread: it seldom changes."""
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)

@@ -25,10 +25,8 @@ T = TypeVar("T")
 
 
 class AsyncNode(OnConnections):
-    """One Redis server, for the coroutines of one event loop.
-
-    Args:
-        node: the server. It knows whether it came back empty, also for us.
+    """One Redis server, for the coroutines of one event loop. Its `Node` knows whether it came back
+    empty.
     """
 
     def __init__(self, node: Node) -> None:
@@ -49,7 +47,6 @@ class AsyncNode(OnConnections):
 
     @property
     def node(self) -> Node:
-        """The server."""
         assert isinstance(self._server, Node)
         return self._server
 
@@ -106,7 +103,7 @@ class AsyncNode(OnConnections):
                     self._close_idle()  # whatever ended this one may have ended them
                 if is_new or not may_repeat(exc, begin):
                     raise failure from exc
-                wire = None  # it was cut while nobody used it, so this was no try
+                wire = None
                 continue
             wire.used_at = node.watch.last_contact = clock()
             self._put_back(wire)

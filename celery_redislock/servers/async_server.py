@@ -38,19 +38,13 @@ class AsyncServer(ABC):
     """A lock server, for the coroutines of one event loop.
 
     A call that is cancelled is undone behind itself: what it may have taken is given back.
-
-    Args:
-        server: the server.
-
-    Attributes:
-        asking: how many coroutines wait for a lock there, and not behind another one.
     """
 
     def __init__(self, server: Server) -> None:
         # Who asks has the server. With a reference of ours `loops` would keep it for ever.
         self._ref = weakref.ref(server)
         self._lines: weakref.WeakValueDictionary[str, Line] = weakref.WeakValueDictionary()
-        self.asking = 0
+        self.asking = 0  # coroutines that wait for a lock there, and not behind another one
 
     @property
     def _server(self) -> Server:
@@ -108,15 +102,7 @@ class OnConnections(AsyncServer):
 
     @abstractmethod
     async def exchange(self, key: str, ttl: float, undo: Undo, begin: Begin[T], *args: Any) -> T:
-        """Have one exchange. See `Server.exchange`.
-
-        Args:
-            key: the key that the exchange is about; "" for none.
-            ttl: seconds; they determine how long the server may take to answer.
-            undo: see `Undo`.
-            begin: begins the exchange, see `talk`. It is given the `ServerWatch`.
-            *args: its other arguments.
-        """
+        """Have one exchange. See `Server.exchange`."""
 
     async def run(self, call: Call[T], *, once: bool = False, hold_off: float | None = None) -> T:
         replicas = self._server.min_replicas if call.takes else 0
@@ -170,13 +156,9 @@ class InThreads(AsyncServer):
         """Do nothing: the connections are the server's."""
 
     async def in_turn(self, key: str, ask: Callable[[], T], undo: Undo = None) -> T:
-        """Call this in a thread, one of few at a time. In an outage each of those who wait would
-        find out for itself, one after another: so one failure is that of all.
-
-        Args:
-            key: the key that it is about.
-            ask: asks the server, once.
-            undo: see `Undo`.
+        """Call this, which asks the server once, in a thread, one of few at a time. In an outage
+        each of those who wait would find out for itself, one after another: so one failure is that
+        of all.
         """
         try:
             await self._line.enter()

@@ -44,15 +44,7 @@ _LEFT_OUT: Final = ResponseError("its node is left out")
 
 
 class Cluster(Server):
-    """The nodes of a Redis Cluster.
-
-    Args:
-        source: how to connect to them.
-        min_replicas: see `Server`.
-
-    Attributes:
-        nodes: the nodes, and which of them has which slot.
-    """
+    """The nodes of a Redis Cluster, and which of them has which slot."""
 
     def __init__(self, source: Nodes, min_replicas: int = 0) -> None:
         self.min_replicas = min_replicas
@@ -188,17 +180,8 @@ class Cluster(Server):
     def _ask(
         self, slots: SlotMap, key: str, ttl: float, host: Host | None, ask: Callable[[Node], T]
     ) -> T:
-        """Ask a node. If it fails, learn whether slots were moved.
-
-        Args:
-            slots: where we know of the node.
-            key: a key that the request is about, or "".
-            ttl: seconds; they determine how long a node may take to answer.
-            host: the node; None if there is none for a slot.
-            ask: asks it.
-
-        Raises:
-            LockUnavailable: the node did not answer, or there is none.
+        """Ask a node, None if a slot has none, about a key or "". If it fails, learn whether slots
+        were moved.
         """
         try:
             if host is None:
@@ -220,10 +203,8 @@ class Cluster(Server):
             self.nodes.look_again(slots, ttl, host, moved_to(failure.__cause__) is not None)
 
     def redirected(self, failure: LockUnavailable, key: str, redirects: int) -> int:
-        """How often a request was told that its slot is elsewhere, after this failure.
-
-        Raises:
-            LockUnavailable: it is another failure, or that has happened too often.
+        """How often a request was told that its slot is elsewhere, after this failure. Raises it if
+        it is another one, or that has happened too often.
         """
         if moved_to(failure.__cause__) is None:
             raise failure

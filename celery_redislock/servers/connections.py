@@ -63,12 +63,9 @@ def unused(connection: Any) -> None:
 
 
 def pools_like(client: Any) -> PoolFactory:
-    """A factory of connection pools for the server that this client is connected to.
-
-    The client's own pool is left alone: its timeouts and retries are not fit for a lock.
-
-    Args:
-        client: the client, also one for asyncio; or a node of a client for a cluster.
+    """A factory of connection pools for the server that this client, or node of a client for a
+    cluster, is connected to. The client's own pool is left alone: its timeouts and retries are not
+    fit for a lock.
     """
     return pools_with_options_of(client)()
 
@@ -156,10 +153,6 @@ class Connections:
     For each exchange redis-py's pool takes a mutex, updates metrics and checks the socket, which
     costs as much as the exchange itself. Here a connection that was used a moment ago is used again
     as it is; any other goes through the pool, which checks whether it is still alive.
-
-    Args:
-        make_pool: makes the pool.
-        may_close: whether idle connections may be closed; see `IDLE_FOR`.
     """
 
     def __init__(
@@ -179,11 +172,7 @@ class Connections:
         self._idle: list[tuple[Any, float]] = []
 
     def take(self) -> Any:
-        """Take a connection that nobody else uses. It is connected.
-
-        Raises:
-            redis.RedisError, OSError: the pool cannot provide a connection.
-        """
+        """Take a connection that nobody else uses. It is connected."""
         try:
             connection, used_at = self._idle.pop()
         except IndexError:
@@ -218,7 +207,6 @@ class Connections:
         self.pool.release(connection)
 
     def close_idle(self) -> None:
-        """Close the connections that nobody uses."""
         with contextlib.suppress(IndexError):
             while True:
                 self.drop(self._idle.pop()[0])
@@ -251,12 +239,8 @@ _WANTS_COMMAND: Final = (
 
 
 def pack(arguments: Sequence[str | int | bytes], head: bool = True) -> bytes:
-    """A command as it is sent. Half of a surrogate pair, which JSON may carry in a task's id, is
-    escaped: UTF-8 cannot encode it.
-
-    Args:
-        arguments: the command's words.
-        head: begin with the head that counts the words; without it, this is a part of a command.
+    """A command, or without `head`, which counts the words, a part of one, as it is sent. Half of a
+    surrogate pair, which JSON may carry in a task's id, is escaped: UTF-8 cannot encode it.
     """
     if pack_command is not None:
         try:

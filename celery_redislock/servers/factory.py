@@ -47,12 +47,7 @@ def _classes_of(source: Any) -> list[type]:
 
 
 def server_at(source: Source, min_replicas: int = 0) -> Server:
-    """The driver for what a URL says, see `urls.source_from_url`. Opens no connection.
-
-    Args:
-        source: how to connect.
-        min_replicas: how many replicas must confirm an acquisition.
-    """
+    """The driver for what a URL says, see `urls.source_from_url`. Opens no connection."""
     if isinstance(source, Independent):
         return Quorum(source.pools, source.names, min_replicas)
     return (

@@ -20,19 +20,10 @@ COMMANDS: Final = (("CLUSTER", "SLOTS"), ("CLUSTER", "INFO"))
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class SlotMap:
-    """Which node has which hash slot.
-
-    Attributes:
-        owners: the primary of each slot; None for a slot that has none.
-        primaries: the nodes that have slots.
-        replicas: the other nodes that were named, with their primaries.
-        epoch: grows with each change that the nodes agree on; 0 if they do not tell.
-    """
-
-    owners: Sequence[Host | None]
+    owners: Sequence[Host | None]  # of each slot
     primaries: tuple[Host, ...]
-    replicas: Mapping[Host, Host]
-    epoch: int
+    replicas: Mapping[Host, Host]  # with their primaries
+    epoch: int  # grows with each change that the nodes agree on; 0 if they do not tell
 
     def owner_of(self, key: str) -> Host | None:
         """The primary of the slot of this key; None if it has none."""
@@ -59,11 +50,7 @@ class SlotMap:
 
 
 def slot_map(replies: Sequence[Any], asked: Host) -> SlotMap:
-    """Read the replies to `COMMANDS` of a node that we asked at this host and port.
-
-    Raises:
-        LockUnavailable: the node refused to answer.
-    """
+    """Read the replies to `COMMANDS` of a node that we asked at this host and port."""
     ranges, fields = replies
     if isinstance(ranges, ResponseError):
         raise LockUnavailable("", None, f"CLUSTER SLOTS: {ranges}") from ranges

@@ -10,9 +10,6 @@ class Line:
     """Lets so many coroutines of one event loop in at a time, in the order of their arrival.
 
     Unlike a semaphore of asyncio it has a timeout, and passes a failure on to all who wait.
-
-    Args:
-        room: how many may be inside.
     """
 
     def __init__(self, room: int = 1) -> None:
@@ -20,16 +17,8 @@ class Line:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def enter(self, timeout: float | None = None) -> bool:
-        """Wait until there is room. Who enters must leave.
-
-        Args:
-            timeout: seconds; None waits for ever.
-
-        Returns:
-            False if the time is over.
-
-        Raises:
-            Exception: what `fail` was called with meanwhile.
+        """Wait until there is room, or so many seconds. Who enters must leave. False if the time is
+        over; raises what `fail` was called with meanwhile.
         """
         if self._room:
             self._room -= 1

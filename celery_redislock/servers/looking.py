@@ -101,10 +101,7 @@ def reach(server: Server) -> None:
 
 def away(server: Server) -> dict[str, str]:
     """What is wrong with some of the Redis servers among which the keys are divided, by their hosts
-    and ports, and with hash slots that none of them has.
-
-    Raises:
-        LockUnavailable: none of them can be asked.
+    and ports, and with hash slots that none of them has. Raises if none can be asked.
     """
     wrong: dict[str, str] = {}
     shards = server.without(()).shards()
@@ -134,6 +131,5 @@ def round_trips(server: Server, count: int) -> tuple[list[float], float]:
 
 
 def unix_time(time_reply: Sequence[bytes]) -> float:
-    """The reply to TIME in Unix seconds."""
     seconds, micros = time_reply
     return int(seconds) + int(micros) / 1e6

@@ -30,19 +30,7 @@ T = TypeVar("T")
 
 
 class Node(Server):
-    """A Redis server.
-
-    Args:
-        pools: makes connection pools to the server.
-        min_replicas: see `Server`.
-        longest: the most seconds that a command may take, whatever the ttl.
-        in_cluster: it is a node of a Redis Cluster.
-
-    Attributes:
-        pools: makes connection pools to the server.
-        longest: the most seconds that a command may take.
-        watch: knows whether the server came back empty.
-    """
+    """A Redis server, or a node of a cluster. No command may take longer than `longest` seconds."""
 
     def __init__(
         self,

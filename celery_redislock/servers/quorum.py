@@ -40,13 +40,7 @@ ASK_AGAIN: Final = (0.05, 0.15)
 
 
 class Quorum(Server):
-    """Independent Redis servers. A majority must agree.
-
-    Args:
-        pools: for each server, what makes its connection pools.
-        names: the servers' hosts and ports.
-        min_replicas: see `Server`.
-    """
+    """Independent Redis servers, by their hosts and ports. A majority must agree."""
 
     def __init__(
         self, pools: Sequence[PoolFactory], names: Sequence[str], min_replicas: int = 0
@@ -163,13 +157,9 @@ class Quorum(Server):
     def _all(
         self, ask: Callable[[Node], T], gives_back: Sequence[Call[Any]] = ()
     ) -> tuple[list[T], list[LockUnavailable]]:
-        """What this function answers for the servers, and the failures of the others.
-
-        Args:
-            ask: asks one of them.
-            gives_back: the calls that it makes, if these give something back. A server that is not
-                heard may have what it was asked for: a thread goes on, and tries once if they are
-                many.
+        """What this function answers for the servers, and the failures of the others. `gives_back`
+        are the calls that it makes, if these give something back: a server that is not heard may
+        have what it was asked for, so a thread goes on, and tries once if they are many.
         """
         heard: dict[Node, T] = {}
         failures, left_alone = [], []
@@ -209,10 +199,8 @@ class Quorum(Server):
     def _decide(
         self, call: Call[Any], answers: list[Any], failures: list[LockUnavailable], purpose: str
     ) -> Any:
-        """The result of a call, from the servers' answers.
-
-        Raises:
-            LockUnavailable: a majority did not answer, or agrees on nothing.
+        """The result of a call, from the servers' answers. Raises if a majority did not answer, or
+        agrees on nothing.
         """
         if call.undo is not None:
             return self._taken(call, call.undo, answers, failures, purpose)

@@ -31,17 +31,8 @@ class ServerWatch:
 
     A server that came back empty, or a promoted replica, has forgotten locks that are held. Their
     holders take them again within ttl / 3. Until then nobody may take a new lock: a client-side
-    form of the delayed restart in https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/
-
-    Args:
-        in_cluster: the server is a node of a Redis Cluster.
-
-    Attributes:
-        last_contact: when the server answered last, on `clock`.
-        changed_at: when the server came back, on `clock`; None if it never did.
-        is_broken: the last contact failed.
-        outage: from when until when it was away last, on `clock`, as far as we have asked it; None
-            if it never was.
+    form of the delayed restart in
+    https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/
     """
 
     def __init__(self, in_cluster: bool = False) -> None:
@@ -50,19 +41,14 @@ class ServerWatch:
         #: The mark by which a server is known that does not tell its id; None if there is none.
         self._mark: str | None = None
         self._takes_marks = True
-        self.last_contact = 0.0
-        self.is_broken = False
-        self.changed_at: float | None = None
-        self.outage: tuple[float, float] | None = None
+        #: When the server answered last, on `clock`, and whether the last contact failed.
+        self.last_contact, self.is_broken = 0.0, False
+        self.changed_at: float | None = None  # when the server came back, on `clock`
+        self.outage: tuple[float, float] | None = None  # see `Server.outage`
         self._connected: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def meet(self, connection: Any) -> Generator[tuple[bytes, int, float], list[Any], None]:
-        """Learn which server a new connection leads to. An exchange, as those in `talk`.
-
-        Raises:
-            ClusterDownError: a node of a cluster has restarted, and does not work yet.
-            Unusable: the server cannot keep locks.
-        """
+        """Learn which server a new connection leads to. An exchange, as those in `talk`."""
         (reply,) = yield pack(("INFO", "server")), 1, 0.0
         fields = _fields(reply)
         # Valkey has another name for it.
@@ -116,11 +102,9 @@ class ServerWatch:
     def _ask_for_mark(
         self,
     ) -> Generator[tuple[bytes, int, float], list[Any], tuple[bool | None, str | None]]:
-        """Ask for the mark that we left on the server, and leave one if there is none.
-
-        Returns:
-            Whether it is the server that we met before, None if that cannot be told; and the mark
-            that it has now.
+        """Ask for the mark that we left on the server, and leave one if there is none. Says whether
+        it is the server that we met before, None if that cannot be told; and the mark that it has
+        now.
         """
         known, is_same = self._mark, None
         if known is not None:
@@ -152,11 +136,7 @@ class ServerWatch:
             self.changed_at = clock()
 
     def admit(self, ttl: float) -> None:
-        """Return if a new lock with this ttl may be taken now.
-
-        Raises:
-            HeldOff: no new lock may be taken yet.
-        """
+        """Raise `HeldOff` if no new lock with this ttl may be taken yet."""
         if self.changed_at is None:
             return
         left = self.changed_at + ttl / 3 - clock()

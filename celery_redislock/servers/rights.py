@@ -22,10 +22,8 @@ class Rights:
         self._server = server
 
     def may(self, commands: Sequence[Sequence[str]]) -> list[bool] | None:
-        """Whether this user may run each of these commands. Runs no command.
-
-        Returns:
-            None if the server cannot say: it is older than Redis 7, or does not allow scripts.
+        """Whether this user may run each of these commands. Runs no command. None if the server
+        cannot say: it is older than Redis 7, or does not allow scripts.
         """
         script = "return redis.acl_check_cmd and redis.acl_check_cmd(unpack(ARGV)) and 1 or 0"
         known = "return redis.acl_check_cmd and 1 or 0"
@@ -40,9 +38,7 @@ class Rights:
 
     def may_queue(self, commands: Sequence[Sequence[str]]) -> list[bool] | None:
         """The same as `may`, for any server: queues the commands in a transaction, and discards it.
-
-        Returns:
-            None if this user may not use transactions.
+        None if this user may not use transactions.
         """
         replies = self._server.exchange("", LOOKING_TTL, "main", _queued, commands)
         if replies is None:

@@ -35,11 +35,11 @@ class Server(ABC):
     """A lock server: `Node` is one Redis server, `Cluster` the nodes of a Redis Cluster, `Quorum`
     independent servers.
 
-    Attributes:
-        min_replicas: how many replicas must confirm that a lock was taken.
+    `ttl` is in seconds, and determines how long a server may take to answer, and how long to try.
+    `purpose` names the connections to use: a caller that blocks, or must not be late, has its own.
     """
 
-    min_replicas: int
+    min_replicas: int  # that must confirm that a lock was taken
 
     def run(
         self,
@@ -49,18 +49,11 @@ class Server(ABC):
         hold_off: float | None = None,
         purpose: str = "main",
     ) -> T:
-        """The answer to a call. Tries again until the server answers, within bounds.
+        """The answer to a call. Tries again until the server answers, within bounds. After a
+        failure a lock may be taken nevertheless: release it.
 
-        Args:
-            call: the call.
-            once: do not try again.
-            hold_off: if the call takes a new lock: seconds that the caller can wait for a restarted
-                server's hold-off to end; None for the whole hold-off, a third of the ttl.
-            purpose: the connections to use: a caller that blocks, or must not be late, has its own.
-
-        Raises:
-            LockUnavailable: the server did not answer in time, or has just come back; or too few
-                replicas confirmed that the lock was taken. The lock may be taken: release it.
+        If the call takes a new lock, `hold_off` is the seconds that the caller can wait for the end
+        of a restarted server's hold-off; None for all of it, a third of the ttl.
         """
         replicas = (self.min_replicas,) if call.takes and self.min_replicas else ()
         began, tries = clock(), None
@@ -75,11 +68,7 @@ class Server(ABC):
                 time.sleep(tries.pause_after(exc))
 
     def attempt(self, call: Call[T], purpose: str = "main") -> T:
-        """One try of `run`.
-
-        Raises:
-            HeldOff, LockUnavailable: it failed.
-        """
+        """One try of `run`. Raises `HeldOff` as it is."""
         replicas = (self.min_replicas,) if call.takes and self.min_replicas else ()
         key, ttl = call.keys[0], call.ttl
         sent_at, reply = self.exchange(key, ttl, purpose, make_call, call, *replicas)
@@ -90,28 +79,12 @@ class Server(ABC):
         self, calls: Sequence[Call[T]], *, ttl: float, purpose: str = "main"
     ) -> list[T | LockUnavailable]:
         """The answers to these calls of one script, in one round trip to each server. Tries once.
-
-        Args:
-            calls: the calls.
-            ttl: seconds; they determine how long the server may take to answer.
-            purpose: see `run`.
-
-        Raises:
-            LockUnavailable: the server could not be asked at all.
+        Raises only if no server could be asked.
         """
 
     @abstractmethod
     def block(self, call: Call[T], wake: str, seconds: float) -> T:
-        """Block on a list, then make a call. Both are sent at once.
-
-        Args:
-            call: the call.
-            wake: the list's key.
-            seconds: the longest block.
-
-        Raises:
-            LockUnavailable: the server did not answer in time, or has just come back.
-        """
+        """Block on the list `wake`, then make a call. Both are sent at once."""
 
     def ask(self, query: Query[T], *, once: bool = False) -> T:
         """The answer to a query. Tries again until the server answers, within bounds."""
@@ -130,13 +103,9 @@ class Server(ABC):
         errors: bool = False,
         wrong_type: bool = False,
     ) -> list[Any]:
-        """The replies to these commands, in one round trip to each server.
-
-        Args:
-            commands: the commands. The second word of each is its key, if it has one.
-            ttl: seconds; they determine how long the server may take to answer.
-            errors: return a refusal as a `ResponseError` among the replies, do not raise it.
-            wrong_type: the same, but only for keys of another type.
+        """The replies to these commands, in one round trip to each server. The second word of a
+        command is its key, if it has one. With `errors` a refusal is a `ResponseError` among the
+        replies, with `wrong_type` only that for a key of another type.
         """
         return self._replies(commands, ttl, errors, wrong_type) if commands else []
 
@@ -150,10 +119,7 @@ class Server(ABC):
 
     def shards(self) -> dict[str, Server]:
         """The servers that have all keys together, by their hosts and ports; by "" if it is one.
-
-        Raises:
-            LockUnavailable: nobody says which ones these are; or they do not have all keys, and
-                this is no view `without` some.
+        Raises if some keys are in none of them, and this is no view `without` some.
         """
         return {"": self}
 
@@ -175,12 +141,7 @@ class Server(ABC):
         return self
 
     def together(self, keys: Sequence[str], ttl: float) -> list[list[str]]:
-        """These keys in groups: one group for each Redis server.
-
-        Args:
-            keys: some keys.
-            ttl: seconds; they determine how long the server may take to answer.
-        """
+        """These keys in groups: one group for each Redis server."""
         return [list(keys)]
 
     def joint(self, keys: Sequence[str]) -> list[list[str]]:
@@ -192,15 +153,9 @@ class Server(ABC):
 
     @abstractmethod
     def exchange(self, key: str, ttl: float, purpose: str, begin: Begin[T], *args: Any) -> T:
-        """Have one exchange, on a connection of its own. If it is interrupted, the connection is
+        """Have one exchange about this key, or "", on a connection of its own: `begin`, see `talk`,
+        is given the `ServerWatch` and these arguments. If it is interrupted, the connection is
         closed: an unread reply must never be taken for the reply to the next command.
-
-        Args:
-            key: the key that the exchange is about; "" for none.
-            ttl: seconds; they determine how long the server may take to answer.
-            purpose: see `run`.
-            begin: begins the exchange, see `talk`. It is given the `ServerWatch`.
-            *args: its other arguments.
         """
 
     @abstractmethod
@@ -232,16 +187,7 @@ class Server(ABC):
 
 
 class Tries:
-    """How long to try to reach a lock server. See `Server.run`.
-
-    Args:
-        server: the server.
-        key: the key that the request is about.
-        ttl: seconds; they determine how long to try.
-        once: do not try again.
-        hold_off: seconds to wait for the end of a hold-off; None for a whole one.
-        began: when the first try began, on `clock`.
-    """
+    """How long to try to reach a lock server. See `Server.run`."""
 
     def __init__(
         self,
@@ -257,11 +203,7 @@ class Tries:
         self._began, self._pause = began, 0.02
 
     def pause_after(self, failure: HeldOff | LockUnavailable) -> float:
-        """Seconds until the next try.
-
-        Raises:
-            LockUnavailable: there is no next try.
-        """
+        """Seconds until the next try. Raises the failure if there is none."""
         if isinstance(failure, HeldOff):
             if clock() + failure.seconds > self._give_up:
                 raise failure.for_users(self._key) from None

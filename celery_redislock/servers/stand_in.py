@@ -12,15 +12,10 @@ if TYPE_CHECKING:
 
 
 class StandIn(NamedTuple):
-    """What replaces the lock servers.
-
-    Attributes:
-        server: where all locks are taken.
-        eager: eager calls take locks too, whatever the apps' settings say.
-    """
+    """What replaces the lock servers."""
 
     server: Server
-    eager: bool
+    eager: bool  # eager calls take locks too, whatever the apps' settings say
 
 
 #: The stand-in that is in use now, or None.

@@ -78,11 +78,7 @@ LEAVE: Final[Request] = (b"", 0, 0.0)
 def make_call(
     watch: ServerWatch, call: Call[Any], min_replicas: int = 0
 ) -> Talk[tuple[float, Any]]:
-    """When the call was sent, or the wider one in its place, on `clock`; and the reply.
-
-    Raises:
-        Unconfirmed: fewer than `min_replicas` have confirmed that the lock was taken.
-    """
+    """When the call was sent, or the wider one in its place, on `clock`; and the reply."""
     asked, was_in_doubt = call, call.in_doubt
     wait = _wait(call, min_replicas) if min_replicas else b""
     count = 2 if wait else 1
@@ -169,14 +165,7 @@ def replies_to(
     errors: bool = False,
     wrong_type: bool = False,
 ) -> Talk[list[Any]]:
-    """The replies to these commands.
-
-    Args:
-        watch: not used.
-        commands: the commands.
-        errors: return a refusal as a `ResponseError` among the replies, do not raise it.
-        wrong_type: the same, but only for keys of another type.
-    """
+    """The replies to these commands. See `Server.replies`."""
     replies = yield b"".join(map(pack, commands)), len(commands), 0.0
     if not errors:
         raise_refusal(replies, wrong_type)

@@ -35,10 +35,8 @@ async def in_thread(ask: Callable[[], T]) -> T:
 
 
 class _Threads:
-    """Some threads. The interpreter waits for them when it exits.
-
-    Args:
-        most: how many there may be. Who waits for one waits for all that hang.
+    """At most so many threads: who waits for one waits for all that hang. The interpreter waits for
+    them when it exits.
     """
 
     def __init__(self, most: int) -> None:
@@ -88,15 +86,11 @@ class _Return(NamedTuple):
 
 
 class _Returns:
-    """What is to be given back to a server, and the turn of the thread that does so.
-
-    Attributes:
-        failure: why nobody answered the last time; None if somebody did.
-    """
+    """What is to be given back to a server, and the turn of the thread that does so."""
 
     def __init__(self) -> None:
         self.queue: deque[_Return] = deque()
-        self.failure: LockUnavailable | None = None
+        self.failure: LockUnavailable | None = None  # of the last time; None if it was answered
         # No mutex: one that another thread holds at a fork stays locked in the child.
         self.turn = ["to give back"]
 
@@ -110,16 +104,12 @@ def give_back(
     patient: bool = False,
     unheard: Callable[[LockUnavailable], object] = lambda failure: None,
 ) -> None:
-    """Have a thread make these calls, which give something back. Thousands that are cancelled at a
-    time give back in a few exchanges, and a server that is away costs them one timeout together:
-    the interpreter waits for them at its end.
+    """Have a thread make these calls of one script, which give something back. Thousands that are
+    cancelled at a time give back in a few exchanges, and a server that is away costs them one
+    timeout together: the interpreter waits for them at its end. So give them together.
 
-    Args:
-        server: where.
-        *calls: the calls; all such calls are of one script. Give them together: at the
-            interpreter's end each time costs a timeout.
-        patient: try for as long as `Server.run`; else once, with all that wait by then.
-        unheard: called for each call without an answer, with the failure.
+    Those that are `patient` are tried for as long as `Server.run`, others once, with all that wait
+    by then. `unheard` is called for each call without an answer.
     """
     notice_fork()
     returns = _to_give_back.setdefault(server, _Returns())

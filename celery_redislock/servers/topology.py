@@ -27,12 +27,7 @@ LONGEST_LOOK: Final = 10.0
 
 
 class Topology:
-    """The nodes, as the cluster last told us.
-
-    Args:
-        source: how to connect to them.
-        min_replicas: see `Server`.
-    """
+    """The nodes, as the cluster last told us."""
 
     def __init__(self, source: Nodes, min_replicas: int) -> None:
         self._min_replicas = min_replicas
@@ -54,11 +49,7 @@ class Topology:
         return self.node(self._source.first[0])
 
     def slots(self, ttl: float, key: str) -> SlotMap:
-        """Which node has which slot. Asks if we do not know.
-
-        Raises:
-            LockUnavailable: we know nothing, and no node answered.
-        """
+        """Which node has which slot. Asks if we do not know."""
         return self._map or self.look(ttl, key)
 
     def node(self, host: Host) -> Node:
@@ -72,7 +63,6 @@ class Topology:
 
     @property
     def outage(self) -> tuple[float, float] | None:
-        """See `Server.outage`."""
         outages = [node.watch.outage for node in list(self._nodes.values())]
         return max(filter(None, outages), key=itemgetter(1), default=None)
 
@@ -82,13 +72,9 @@ class Topology:
             node.close()
 
     def look_again(self, slots: SlotMap, ttl: float, host: Host | None, said_so: bool) -> None:
-        """Look at the slots, unless another thread has just done so.
-
-        Args:
-            slots: what we knew when a request failed.
-            ttl: seconds; they determine how long a node may take to answer.
-            host: the node that was asked.
-            said_so: the node replied that the slot is elsewhere; otherwise it may be down.
+        """Look at the slots, unless another thread has just done so. A request to this host failed
+        that was made by these `slots`; if `said_so` because the slot is elsewhere, otherwise the
+        node may be down.
         """
         if self._map is slots and (said_so or clock() > self._looked_at + LOOK_EVERY):
             # If it fails, the request's own failure is what we report.
@@ -99,12 +85,7 @@ class Topology:
         self, ttl: float, key: str, asked: Host | None = None, said_so: bool = False
     ) -> SlotMap:
         """Ask some nodes, in random order, who has which slot. One thread does so at a time.
-
-        Args:
-            ttl: seconds; they determine how long a node may take to answer.
-            key: the key that the request is about, or "".
-            asked: a node that was asked for something else. See `look_again`.
-            said_so: see `look_again`.
+        `asked` is a node that was asked for something else, see `look_again`.
         """
         mine = object()
         try:

@@ -62,33 +62,22 @@ _CERT_REQS: Final = {
 #: The port of a sentinel whose URL names none.
 SENTINEL_PORT: Final = 26379
 
-#: A host and a port.
 Host = tuple[str, int]
 
 
 class Nodes(NamedTuple):
-    """How to connect to the nodes of a cluster.
+    """How to connect to the nodes of a cluster."""
 
-    Attributes:
-        first: whom to ask first which nodes there are.
-        pools: makes a factory of connection pools for one node.
-        reached_at: where we reach the node that the cluster calls by this host and port.
-    """
-
-    first: tuple[Host, ...]
+    first: tuple[Host, ...]  # whom to ask first which nodes there are
     pools: Callable[[str, int], PoolFactory]
+    #: Where we reach the node that the cluster calls by this host and port.
     reached_at: Callable[[Host], Host] | None = None
 
 
 class Independent(NamedTuple):
-    """How to connect to independent servers.
+    """How to connect to independent servers."""
 
-    Attributes:
-        names: their hosts and ports.
-        pools: for each of them, what makes its connection pools.
-    """
-
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # their hosts and ports
     pools: tuple[PoolFactory, ...]
 
 
@@ -102,22 +91,18 @@ def is_redis_url(url: Any) -> bool:
 
 
 def source_from_url(url: str, options: Mapping[str, Any] | None = None) -> Source:
-    """How to connect to the lock server of this URL. Opens no connection.
+    """How to connect to the lock server of this URL, with some of `TRANSPORT_OPTIONS`. Opens no
+    connection. Its `ConfigError`s show no password.
 
-    Args:
-        url: one of
-            `redis://`, `rediss://`, `unix://` (also `redis+socket://`);
-            `valkey://` and `valkeys://`, here and below, for `redis://` and `rediss://`;
-            `sentinel://a;b/0`, Celery's form, with `master_name` in `options`;
-            `redis+sentinel://a,b/master_name/0`;
-            `redis+cluster://a,b` and `rediss+cluster://a,b`: some nodes of a Redis Cluster;
-            `redlock://a,b,c`: independent servers; a majority decides.
-            User and password come before the first host, in a quorum also before others. TLS is
-            what `rediss`, `?ssl=true` or an option that begins with `ssl_` asks for.
-        options: some of `TRANSPORT_OPTIONS`.
+        `redis://`, `rediss://`, `unix://` (also `redis+socket://`);
+        `valkey://` and `valkeys://`, here and below, for `redis://` and `rediss://`;
+        `sentinel://a;b/0`, Celery's form, with `master_name` in `options`;
+        `redis+sentinel://a,b/master_name/0`;
+        `redis+cluster://a,b` and `rediss+cluster://a,b`: some nodes of a Redis Cluster;
+        `redlock://a,b,c`: independent servers; a majority decides.
 
-    Raises:
-        ConfigError: the URL or an option is not accepted. The message shows no password.
+    User and password come before the first host, in a quorum also before others. TLS is what
+    `rediss`, `?ssl=true` or an option that begins with `ssl_` asks for.
     """
     options = dict(options or {})
     unknown = sorted(set(options) - set(TRANSPORT_OPTIONS))
@@ -327,7 +312,6 @@ def _independent(url: str, options: dict[str, Any], kwargs: dict[str, Any]) -> I
 
 
 def host_port(host: str, port: int) -> str:
-    """A host and a port as in a URL."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

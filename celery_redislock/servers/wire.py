@@ -35,12 +35,7 @@ TLS_FOR: Final = 30.0
 
 
 class Wires:
-    """Makes connections like those of a pool that blocks its threads.
-
-    Args:
-        pools: makes such pools.
-        watch: learns which server each connection leads to.
-    """
+    """Makes connections like those of a pool that blocks its threads."""
 
     def __init__(self, pools: PoolFactory, watch: ServerWatch) -> None:
         self._pool: Any = pools(1.0, unused)
@@ -67,14 +62,7 @@ class Wires:
         return self._kind is not None and not {*self._kwargs} - _options_of(self._kind)
 
     async def make(self, timeout: float) -> Wire:
-        """A new connection.
-
-        Args:
-            timeout: seconds.
-
-        Raises:
-            redis.RedisError, OSError: it cannot be made.
-        """
+        """A new connection, made within so many seconds."""
         try:
             return await self._made_in_time(timeout)
         except AuthenticationError:
@@ -128,19 +116,12 @@ class Wires:
 
 
 class Wire:
-    """A connection.
-
-    Attributes:
-        connection: redis-py's.
-        used_at: when an exchange ended last, on `clock`.
-    """
-
     def __init__(self, connection: Any) -> None:
         self.connection = connection
         self._pid = os.getpid()
         self._timer: asyncio.TimerHandle | None = None
         self._is_late = False
-        self.used_at = clock()
+        self.used_at = clock()  # when an exchange ended last
 
     @property
     def is_ours(self) -> bool:
@@ -164,9 +145,6 @@ class Wire:
     async def connect(self) -> None:
         """Connect it. Its host is looked up in a thread of ours: the loop's own threads may all be
         at work.
-
-        Raises:
-            redis.RedisError, OSError: the server cannot be reached, or refuses.
         """
         *others, last = await _addresses_of(self.connection)
         for address in others:
@@ -182,17 +160,11 @@ class Wire:
         await connection.connect()
 
     async def hold(self, talk: Talk[T], timeout: float) -> T:
-        """Hold an exchange, and return its result.
+        """Hold an exchange, whose every answer must come within so many seconds, and return its
+        result.
 
         redis-py's own timeout would cancel the read also if the loop stood still meanwhile, and the
         reply is there. Ours then waits once more.
-
-        Args:
-            talk: the exchange.
-            timeout: seconds within which the server must answer.
-
-        Raises:
-            redis.RedisError, OSError: there was no answer, or an error.
         """
         connection = self.connection
         try:

@@ -94,7 +94,6 @@ class MemoryServer(Node):
         super().__init__(lambda timeout, on_connect: pools(timeout, self._on_connect))
 
     def new_client(self, decode_responses: bool = True) -> redis.Redis:
-        """Another client of this server."""
         client: redis.Redis = FakeRedis(server=self._memory, decode_responses=decode_responses)
         return client
 
@@ -439,11 +438,7 @@ def _holder_of(what: Any, args: Any, kwargs: Any) -> tuple[Holder | None, str]:
 
 
 def _ask_or_explain(ask: Callable[[], _T]) -> _T:
-    """Ask the lock server, and return its answer.
-
-    Raises:
-        LockUnavailable: the lock server does not answer. Says if the locks are not in memory.
-    """
+    """The lock server's answer. Its failure says if the locks are not in memory."""
     try:
         return ask()
     except LockUnavailable as exc:

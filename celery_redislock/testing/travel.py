@@ -68,7 +68,6 @@ class _Clocks:
         return clock() + self.passed
 
     def go_back(self, seconds: float) -> None:
-        """Set the wall clock back."""
         self._ahead -= seconds
 
     def restore(self) -> None:
@@ -112,12 +111,7 @@ _clients: Final[weakref.WeakKeyDictionary[Server, Any]] = weakref.WeakKeyDiction
 
 
 class Travel:
-    """Moves the clocks ahead, until `end`.
-
-    Args:
-        server: the memory.
-        client: a client of it.
-    """
+    """Moves the clocks ahead, until `end`."""
 
     def __init__(self, server: Server, client: Any) -> None:
         self._client = _clients[server] = client

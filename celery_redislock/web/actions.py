@@ -31,36 +31,20 @@ ANSWERS: Final = 2.0
 
 
 class Action(NamedTuple):
-    """What is to be done, as it was asked for.
+    """What is to be done, as it was asked for."""
 
-    Attributes:
-        name: the lock's name.
-        key: the slot's key.
-        holder: the mark of the holder that was shown, see `Found.mark`; "" for none.
-        by: who asks for it.
-        seconds: for how long a lock is to be suspended.
-        why: the reason for that.
-    """
-
-    name: str
-    key: str
-    holder: str
-    by: str
-    seconds: float = 0.0
-    why: str = ""
+    name: str  # the lock's
+    key: str  # the slot's
+    holder: str  # the mark of the holder that was shown, see `Found.mark`; "" for none
+    by: str  # who asks for it
+    seconds: float = 0.0  # for how long a lock is to be suspended
+    why: str = ""  # it is to be suspended
 
 
 class Actions:
-    """Carries out what the page's users ask for.
-
-    Args:
-        known: what is known of the app's locks.
-        token: the secret that they need; None for a page that only reads.
-        user_of: tells who a request's user is, from its ASGI scope; None if the page asks
-            for a name.
-
-    Raises:
-        ConfigError: the token is not accepted.
+    """Carries out what the page's users ask for who have the token; without a token the page only
+    reads. `user_of` tells who a request's user is, from its ASGI scope; without it the page asks
+    for a name.
     """
 
     def __init__(
@@ -83,12 +67,7 @@ class Actions:
         return {"may_break": self._token is not None, "asks_name": self._user_of is None}
 
     async def carry_out(self, request: Request) -> dict[str, Any]:
-        """Do what the request asks for. Returns what was done.
-
-        Raises:
-            HTTPException: it is refused.
-            LockUnavailable: the server did not answer, or does not allow it.
-        """
+        """Do what the request asks for. Returns what was done."""
         if self._token is None:
             raise HTTPException(403, "this page only reads: start it with --allow-break")
         where = request.client.host if request.client else "an unknown address"
@@ -108,11 +87,7 @@ class Actions:
         return await asyncio.to_thread(carry_out, action._replace(by=f"{who} at {where}"))
 
     def _shown(self, action: Action) -> Found:
-        """The slot, if its holder is still the one that was shown.
-
-        Raises:
-            HTTPException: it is not.
-        """
+        """The slot, if its holder is still the one that was shown."""
         for each in lock(self._app, action.name):
             shown = each.mark
             is_shown = shown is not None and hmac.compare_digest(shown, action.holder)
@@ -189,11 +164,7 @@ async def _body(request: Request) -> Any:
 
 
 def _read(given: Any, needed: tuple[str, ...], known: About) -> Action:
-    """The action in the body of a request.
-
-    Raises:
-        HTTPException: it is none.
-    """
+    """The action in the body of a request."""
     given = given if isinstance(given, dict) else {}
     fields = {name: given.get(name, "") for name in ("key", "holder", "by", "why")}
     seconds = given.get("seconds", 0.0)

@@ -45,19 +45,7 @@ class Plain(JSONResponse):
 
 
 class Web:
-    """The ASGI app.
-
-    Args:
-        app: the Celery app.
-        token: the secret that breaking a lock needs; None for a page that only reads.
-        hosts: the hosts at which the app answers.
-        every: seconds between two looks at the locks.
-        user_of: tells who a request's user is, from its ASGI scope; None if the page asks
-            for a name.
-
-    Raises:
-        ConfigError: an argument, or a setting of the app, is wrong.
-    """
+    """The ASGI app. See `asgi_app` and `Actions`."""
 
     def __init__(
         self,
@@ -106,7 +94,6 @@ class Web:
         return Plain([run.to_dict() for run in runs])
 
     def _name(self, request: Request) -> str:
-        """The name of the lock that is asked for."""
         key, name = (request.query_params.get(what) for what in ("key", "name"))
         if key is not None:
             name = self._known.name_of(key)

@@ -44,14 +44,8 @@ HEADERS: Final = {
 
 
 class Guard:
-    """Refuses foreign `Host` and `Origin` headers, and gives every response its headers.
-
-    Args:
-        app: the ASGI app to guard.
-        hosts: the hosts at which the app answers, without port; "*" for any.
-
-    Raises:
-        ConfigError: one of the hosts is not valid.
+    """Refuses foreign `Host` and `Origin` headers, and gives every response its headers. The hosts
+    are without port; "*" is any.
     """
 
     def __init__(self, app: ASGIApp, hosts: Iterable[str]) -> None:
@@ -96,11 +90,7 @@ class Guard:
 
 
 def checked_host(host: str) -> str:
-    """The host in the form of a `Host` header.
-
-    Raises:
-        ConfigError: the host is not valid.
-    """
+    """The host in the form of a `Host` header."""
     if ":" in host and not host.startswith("["):
         host = f"[{host}]"
     if host != "*" and not re.fullmatch(r"[\w.-]+|\[[0-9a-fA-F:.]+\]", host):
@@ -112,11 +102,7 @@ def checked_host(host: str) -> str:
 
 
 def checked_token(token: str) -> str:
-    """The token, if it is valid.
-
-    Raises:
-        ConfigError: the token is too short, or cannot be sent in a header.
-    """
+    """The token, if it is long enough and can be sent in a header."""
     if len(token) < SHORTEST_TOKEN or not re.fullmatch(r"[!-~]+", token):
         raise ConfigError(
             f"the page's token is not accepted; it must have at least {SHORTEST_TOKEN} characters,"

@@ -36,13 +36,7 @@ LOOK_AT_QUEUES: Final = 10.0
 
 
 class Hub:
-    """Keeps what all viewers see.
-
-    Args:
-        known: what is known of the app's locks.
-        every: seconds between two looks.
-        actions: what the page must know of actions.
-    """
+    """Keeps what all viewers see. Looks every so many seconds."""
 
     def __init__(self, known: About, every: float, actions: dict[str, Any]) -> None:
         self._known, self._app = known, known.app
@@ -106,19 +100,11 @@ class Hub:
     # -- looking ------------------------------------------------------------------------------
 
     async def found(self) -> list[Found]:
-        """All locks, as of the latest look.
-
-        Raises:
-            LockUnavailable: the server did not answer, or does not allow it.
-        """
+        """All locks, as of the latest look."""
         return (await self._look(self._every)).found
 
     async def detail(self, name: str) -> dict[str, Any]:
-        """All about the lock with that name: see `look_at`. Viewers share an answer for a while.
-
-        Raises:
-            LockUnavailable: the server did not answer, or does not allow it.
-        """
+        """All about the lock with that name: see `look_at`. Viewers share an answer for a while."""
         now = time.monotonic()
         self._details = {k: v for k, v in self._details.items() if now - v[0] < self._every}
         if name in self._details:

@@ -21,28 +21,14 @@ KEPT_OF_ONE: Final = 200
 
 
 class Seen(NamedTuple):
-    """The result of one look.
-
-    Attributes:
-        now: Unix time in seconds, by the lock server's clock.
-        found: the locks.
-        next: for some of the locks, by name, the first tasks that wait. Their "since" is the Unix
-            time at which the wait began, where that is known.
-        suspended: what operators keep from running, see `_suspended`.
-    """
-
-    now: float
+    now: float  # Unix time by the lock server's clock
     found: list[Found]
+    #: For some locks, by name, the first tasks that wait, "since" a Unix time if that is known.
     next: dict[str, list[dict[str, Any]]]
-    suspended: list[dict[str, Any]]
+    suspended: list[dict[str, Any]]  # see `_suspended`
 
 
 def look(app: Any) -> Seen:
-    """Look at all locks of the app.
-
-    Raises:
-        LockUnavailable: the server did not answer, or does not allow it.
-    """
     found, now = snapshot(app), server_time(app)
     count = {each.name: each.waiting for each in found if each.waiting}
     most = sorted(count, key=lambda name: (-count[name], name))[:NAMED_ROOMS]
@@ -63,49 +49,27 @@ def _next(each: Waiting, now: float) -> dict[str, Any]:
 
 
 class Kept(NamedTuple):
-    """What the server keeps of the past.
+    """What the server keeps of the past."""
 
-    Attributes:
-        runs: the runs that have ended, the latest first.
-        away: how many calls were skipped or refused in this hour and the last.
-        since: when the last hour began, as Unix time.
-    """
-
-    runs: list[PastRun]
-    away: int
-    since: float
+    runs: list[PastRun]  # that have ended, the latest first
+    away: int  # how many calls were skipped or refused in this hour and the last
+    since: float  # when the last hour began, as Unix time
 
 
 def look_back(app: Any, now: float) -> Kept:
-    """All that is kept.
-
-    Args:
-        app: the Celery app.
-        now: Unix time in seconds, by the lock server's clock.
-
-    Raises:
-        LockUnavailable: the server did not answer, or does not allow it.
-    """
+    """All that is kept. `now` is a Unix time by the lock server's clock."""
     since = now // HOUR * HOUR - HOUR
     hours = [each for by_hour in turned_away(app).values() for each in by_hour.items()]
     return Kept(history(app), sum(count for hour, count in hours if hour >= since), since)
 
 
 def look_far_back(app: Any, name: str) -> list[PastRun]:
-    """The runs of the lock with this name, as far back as they are kept; the latest first.
-
-    Raises:
-        LockUnavailable: the server did not answer, or does not allow it.
-    """
+    """The runs of the lock with this name, as far back as they are kept; the latest first."""
     return history(app, name=name, limit=KEPT_OF_ONE, running=True)
 
 
 def look_at(app: Any, name: str) -> dict[str, Any]:
-    """All about the lock with that name, as plain data: as `show --json`, with each holder's mark.
-
-    Raises:
-        LockUnavailable: the server did not answer, or does not allow it.
-    """
+    """All about the lock with that name, as `show --json` has it, with each holder's mark."""
     (room,) = waiting(app, [name])
     return {
         "locks": [{**each.to_dict(), "holder": each.mark} for each in lock(app, name)],

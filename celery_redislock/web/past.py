@@ -30,11 +30,7 @@ SHOWN: Final = ("task", "task_id", "attempt", "node", "pid", "fence", "label", "
 
 
 class Past:
-    """The runs that have ended.
-
-    Args:
-        kept: how many runs each bucket keeps; 0 for none.
-    """
+    """The runs that have ended; each bucket keeps so many."""
 
     def __init__(self, kept: int) -> None:
         self._kept = kept

@@ -18,17 +18,11 @@ RELATIVE: Final = ("held_for", "lives_for", "due_in")
 
 
 class Change(NamedTuple):
-    """What differs between two looks.
+    """What differs between two looks."""
 
-    Attributes:
-        rows: the rows that are new or changed.
-        leases: the lease's new end by row id, for rows in which nothing else changed.
-        gone: the ids of the rows that are gone.
-    """
-
-    rows: list[Row]
-    leases: dict[int, float]
-    gone: list[int]
+    rows: list[Row]  # that are new or changed
+    leases: dict[int, float]  # their new ends by row id, for rows in which nothing else changed
+    gone: list[int]  # ids of rows
 
     def to_dict(self) -> dict[str, Any]:
         """Only the fields that are not empty."""
@@ -36,10 +30,8 @@ class Change(NamedTuple):
 
 
 class Present:
-    """The rows of the page.
-
-    Args:
-        usual_of: how many seconds a run that has this slot usually takes, if that is known.
+    """The rows of the page. `usual_of` tells how many seconds a run that has this slot usually
+    takes.
     """
 
     def __init__(self, usual_of: Callable[[Found], float | None]) -> None:
@@ -51,7 +43,6 @@ class Present:
         return list(self._rows.values())
 
     def update(self, seen: Seen) -> Change:
-        """Take in what a look has found."""
         change = Change([], {}, [])
         before, self._rows = self._rows, {}
         for each in seen.found:

@@ -41,17 +41,11 @@ class Protocol(H11Protocol):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens at this address.
-
-    Raises:
-        OSError: the socket cannot listen.
-    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=128)
 
 
 def server_of(web: Web) -> uvicorn.Server:
-    """A server of the page."""
     return uvicorn.Server(
         uvicorn.Config(
             web,

@@ -173,11 +173,7 @@ def _to_break(
 
 
 def _many(naming: Naming, filters: Sequence[Any], all_: bool) -> bool:
-    """Whether the user means all locks with something in common, and not one lock.
-
-    Raises:
-        ClickException: the user named both, or neither.
-    """
+    """Whether the user means all locks with something in common, and not one lock."""
     if not naming.target and not all_ and not any(filters):
         raise problem("which lock? Give a key, a task and its arguments, --task, --node or --all")
     if naming.has_arguments and (all_ or any(filters)):

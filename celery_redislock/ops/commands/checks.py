@@ -9,7 +9,7 @@ import click
 
 from ..command import print_json, with_app, with_filters, with_json, with_states
 from ..table import ORDERS
-from ..terminal import Column, grid, show_lines, wrap
+from ..terminal import Column, grid, show_lines
 
 if TYPE_CHECKING:
     from ...inspection.locks import Found
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 FINDINGS: Final = (
     Column("LEVEL", itemgetter(0)),
     Column("CHECK", itemgetter(1)),
-    Column("FOUND, AND WHAT TO DO", itemgetter(2), wrap, 21),
+    Column("FOUND, AND WHAT TO DO", itemgetter(2), 99, 21),
 )
 
 

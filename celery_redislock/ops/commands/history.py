@@ -1,7 +1,4 @@
-"""`celery redislock history`: the last runs, and how many duplicates were skipped or refused.
-
-Celery loads this module whenever one of its commands starts, so the module imports little.
-"""
+"""`celery redislock history`: the last runs, and how many duplicates were skipped or refused."""
 
 from __future__ import annotations
 

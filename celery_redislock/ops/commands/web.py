@@ -1,4 +1,4 @@
-"""`celery redislock web`. All Celery commands load this module: it imports the server late."""
+"""`celery redislock web`."""
 
 from __future__ import annotations
 

@@ -19,11 +19,8 @@ TRIPS: Final = 20
 
 
 class Checkup:
-    """What the checks look at. Each part is read once.
-
-    Args:
-        app: the Celery app, with its tasks loaded.
-        server: the one of its Redis servers to look at, or those that answer; None for all.
+    """What the checks look at. Each part is read once. A `server` in place of the app's is one of
+    its Redis servers, or those that answer.
     """
 
     def __init__(self, app: Any, server: Server | None = None) -> None:

@@ -54,18 +54,7 @@ FOR_PRODUCTION: Final[dict[str, Check]] = {"max hold": tasks.check_endless}
 
 
 def examine(app: Any, with_workers: bool = False) -> list[tuple[str, Finding]]:
-    """Run every check.
-
-    Args:
-        app: the Celery app, with its tasks loaded.
-        with_workers: also ask the workers what they hold.
-
-    Returns:
-        The name of each check with a finding; a check may have several.
-
-    Raises:
-        ConfigError: the settings are wrong, or name no server.
-    """
+    """Run every check. Each finding has its check's name; a check may have several."""
     checkup = Checkup(app)
     checkup.locks.require_address()
     findings = _run({"tasks": tasks.check_tasks}, checkup)
@@ -92,23 +81,13 @@ def _of_server(checkup: Checkup, with_workers: bool) -> list[tuple[str, Finding]
 
 
 def examine_settings(app: Any) -> list[tuple[str, Finding]]:
-    """Run the checks that ask no server, but those of `examine_for_production`. Returns the same as
-    `examine`.
-
-    Raises:
-        ConfigError: the settings are wrong.
-    """
+    """Run the checks that ask no server, but those of `examine_for_production`."""
     now = {"tasks": tasks.check_tasks, **OF_SETTINGS, "max hold": tasks.check_outlived}
     return _run(now, Checkup(app))
 
 
 def examine_for_production(app: Any) -> list[tuple[str, Finding]]:
-    """Run the checks that ask no server, and that a project may leave open until it is deployed.
-    Returns the same as `examine`.
-
-    Raises:
-        ConfigError: the settings are wrong.
-    """
+    """Run the checks that ask no server, and that a project may leave open until it is deployed."""
     return _run(FOR_PRODUCTION, Checkup(app))
 
 

@@ -14,15 +14,7 @@ UNKNOWN: Final = "unknown"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check found.
-
-    Attributes:
-        level: "ok", "warning", "error" or "unknown".
-        what: what the check found.
-        todo: what to do, or "".
-    """
-
-    level: str
+    level: str  # one of those above
     what: str
     todo: str = ""
 

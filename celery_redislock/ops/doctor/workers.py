@@ -33,25 +33,15 @@ Run = tuple[str, str]
 
 
 class Compared(NamedTuple):
-    """What workers and server say.
+    """What workers and server say."""
 
-    Attributes:
-        answered: the names of the workers that answered.
-        held: the runs that hold a lock, as the server says.
-        agreed: how many runs hold a lock, as both say.
-        only_worker: runs that hold a lock as their worker says, by its name, and not on the server.
-        only_server: what the server has of runs on these workers that know nothing of them.
-        without: runs that go on without their lock, as they tell the server.
-        silent: the nodes of other runs.
-    """
-
-    answered: frozenset[str]
-    held: list[Found]
-    agreed: int
-    only_worker: dict[Run, str]
-    only_server: dict[Run, Found]
-    without: list[Found]
-    silent: frozenset[str]
+    answered: frozenset[str]  # the names of the workers that answered
+    held: list[Found]  # the runs that hold a lock, as the server says
+    agreed: int  # how many runs hold a lock, as both say
+    only_worker: dict[Run, str]  # that hold a lock as this worker says, and not on the server
+    only_server: dict[Run, Found]  # of runs on these workers that know nothing of them
+    without: list[Found]  # runs that go on without their lock, as they tell the server
+    silent: frozenset[str]  # the nodes of other runs
 
     @property
     def differs(self) -> bool:
@@ -121,15 +111,9 @@ def check_workers(checkup: Checkup) -> Iterator[Finding]:
 
 
 class Apart(NamedTuple):
-    """A worker that has the locks of our tasks in another place, or may have.
+    """A worker that has the locks of our tasks in another place, or may have."""
 
-    Attributes:
-        is_sure: it has them in another place.
-        where: that place, for people.
-        tasks: the names of the tasks.
-    """
-
-    is_sure: bool
+    is_sure: bool  # it has them in another place
     where: str
     tasks: tuple[str, ...]
 

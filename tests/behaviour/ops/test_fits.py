@@ -97,14 +97,12 @@ def test_what_tells_a_lock_from_others_is_never_cut(app, client, label, width):
     fill(app, client, label)
     listed = run(app, "list", env={"COLUMNS": str(width)}).output
     head, *rows = listed.splitlines()
-    key = slice(head.index("KEY"), head.index("STATE"))
-    keys = "".join(row[key].replace(" ", "") for row in rows)
+    task, key = slice(head.index("KEY")), slice(head.index("KEY"), head.index("STATE"))
+    keys, tasks = ("".join(row[of].replace(" ", "") for row in rows) for of in (key, task))
     assert "order4711" in keys
     assert "/data/2026/november/orders-of-a-very-long-customer.csv" in keys
-    assert "end-of-it" in keys, "of what is too long for all lines both ends are shown"
     assert "web-17" in listed
-    assert "~recon" in listed
-    assert "_tenant" in listed
+    assert LONG in tasks
     assert label not in listed, "no prefix"
     assert "import:" not in keys, "no task's name"
 
@@ -227,27 +225,6 @@ def test_what_a_run_says_is_cut_at_its_end(app, width):
     assert shown.endswith("~")
     assert len(shown) > 8
     assert says.startswith(shown.removesuffix("~"))
-
-
-def test_short_names_of_tasks_have_one_style(app):
-    def body(label):
-        """Nothing."""
-
-    for name in ("shop.sync", "billing.sync"):
-        app.task(name=name, base=SingletonTask, lock_key=["label"], shared=False)(body)
-    tasks = ("sync", "shop.sync", "billing.sync", LONG)
-    for task in tasks:
-        take(app, task, "x", node=NODE)
-        park(app, "report", "room", task)
-
-    def shown(columns):
-        _, *rows, _ = run(app, "list", "--sort", "key", columns=columns).output.splitlines()
-        return {row.split()[0] for row in rows if row[:1].isalpha()}
-
-    assert shown(1000) == {*tasks, "report"}
-    narrow = shown(120)
-    assert narrow >= {"sync", "s.sync", "b.sync", "report"}
-    assert not narrow & {"shop.sync", "billing.sync"}, "all are shortened, if one is"
 
 
 def test_each_id_that_is_shown_can_be_used(app):

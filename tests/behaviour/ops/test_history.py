@@ -199,7 +199,6 @@ def test_what_tells_a_lock_is_never_cut_and_ids_and_nodes_are_as_in_list(app: Ce
         text = "\n".join(lines)
         assert "00000000 " in text
         assert "web-17" in text
-        assert "~" in text
         assert ".." not in text
 
 
