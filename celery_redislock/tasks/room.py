@@ -374,7 +374,9 @@ def _store_replaced(
     if again and _has_ended(waiter, entry):
         return True
     task, args, kwargs, options, own = waiter
-    by = Holder(task=entry.task, task_id=successor) if successor else None
+    # What an operator dropped may have had the lock itself, reserved: nobody replaces it.
+    is_replaced = successor not in ("", entry.task_id)
+    by = Holder(task=entry.task, task_id=successor) if is_replaced else None
     if by is not None and "has_result" in own and entry.is_sealed(app, keys.lock):
         # A worker ends it as Celery ends tasks: its chain and its callbacks go on.
         options["headers"][KEY] = {**own, "replaced_by": by.to_dict()}

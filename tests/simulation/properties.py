@@ -246,6 +246,8 @@ def each_ends_once(course: Course) -> None:
         return
     for call in course.calls.values():
         ends = [state for _, state, _ in course.states.get(call.task_id, []) if state in FINAL]
+        if call.spec.option == "queued" and course.came_again(call.task_id):
+            continue  # options.md: nothing is locked while it runs
         if len(ends) > _most_ends(course, call) and not _arrived_late(course, call):
             course.failed("each ends once", f"{call.name}: {ends}")
 
@@ -383,7 +385,7 @@ def one_message_of_a_call_is_in_the_queue(course: Course) -> None:
     """options.md, "Unique from when it is sent": "Nothing was sent". Looked at is the first call
     of a key: nobody has had the lock before.
     """
-    if course.happened or course.operated:
+    if course.happened or course.operated or course.limit > 1:
         return
     outside = {each.args[0] for each in course.plan.events if each.kind in ("lock", "coroutines")}
     first: dict[str, Call] = {}
@@ -689,11 +691,12 @@ def no_storm_of_messages(course: Course) -> None:
     """
     for call in course.calls.values():
         met, messages = len(course.met.get(call.task_id, ())), 1 + len(_sent_by_itself(call))
+        again = _not_taken(course, call)
         kept = sum(each.keeps(call.spec.name, call.key) for each in course.suspended)
         most = (
             3 * messages + 2 * kept
-            + _deferred(course, call) + _not_taken(course, call)
-            + _came_again(course, call) + messages * _put_off_in_outages(course)
+            + _deferred(course, call) + again + _came_again(course, call)
+            + (messages + again) * _put_off_in_outages(course)
         )  # fmt: skip
         if met > most:
             course.failed("no storm", f"{call.name} was delivered {met} times, not {most}")
@@ -717,7 +720,8 @@ def _deferred(course: Course, call: Call) -> int:
     waited = taken[-1] - taken[0]
     if call.spec.policy == "defer_bounded":
         return math.ceil(min(waited, MAX_WAIT) / tasks.DELAY) + 1
-    return _doublings(waited) + math.ceil(waited / 8.0)
+    copies = 1 + _outage(course)  # who was not told that the broker has it publishes it again
+    return copies * (_doublings(waited) + math.ceil(waited / 8.0))
 
 
 def _not_taken(course: Course, call: Call) -> int:

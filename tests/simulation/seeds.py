@@ -30,5 +30,6 @@ FOUND = (
     "452 --with 'fail over'",
     # A cold shutdown left what a retry had reserved, for an hour.
     "313 --faults no --suspensions no --with 'shut down cold'",
+    "101117",  # a task that was dropped, and had its lock reserved, was replaced by itself
     "31071 --faults no --suspensions yes",  # a copy ran again after a hard time limit
 )
