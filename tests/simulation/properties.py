@@ -246,8 +246,8 @@ def each_ends_once(course: Course) -> None:
         return
     for call in course.calls.values():
         ends = [state for _, state, _ in course.states.get(call.task_id, []) if state in FINAL]
-        if call.spec.option == "queued" and course.came_again(call.task_id):
-            continue  # options.md: nothing is locked while it runs
+        if call.spec.option == "queued" and course.plan.visibility is not None:
+            continue  # options.md: nothing is locked while it runs, so copies run
         if len(ends) > _most_ends(course, call) and not _arrived_late(course, call):
             course.failed("each ends once", f"{call.name}: {ends}")
 
@@ -256,6 +256,8 @@ def _most_ends(course: Course, call: Call) -> int:
     most = 1 + course.killed.get(call.task_id, 0) + _broken(course, call) + _stopped(course, call)
     if call.spec.option == "hard":
         most *= 3  # Celery stores such a failure twice before it kills the body, which may end
+    if call.spec.option == "soft":
+        most += 1  # the limit may come after Celery has stored the result
     if "expires" in call.options:  # Celery itself ends each copy that has expired
         most += len(course.published(call.task_id)) - (course.plan.visibility is None)
     before = [course.calls[each] for each in call.after if each in course.calls]
@@ -720,7 +722,8 @@ def _deferred(course: Course, call: Call) -> int:
     waited = taken[-1] - taken[0]
     if call.spec.policy == "defer_bounded":
         return math.ceil(min(waited, MAX_WAIT) / tasks.DELAY) + 1
-    copies = 1 + _outage(course)  # who was not told that the broker has it publishes it again
+    copies = 1 + course.came_again(call.task_id)
+    copies += _outage(course)  # who was not told that the broker has it publishes it again
     return copies * (_doublings(waited) + math.ceil(waited / 8.0))
 
 
