@@ -97,7 +97,8 @@ class Broker:
             heapq.heappush(waiting, (rank, number, text))
             self.again[message["headers"].get("id", "")] += 1
         properties = message["properties"]
-        if self.visibility is None:  # else all copies of a message have the tag with which it came
+        # A Redis broker's tag is of the message, and the same in each delivery.
+        if self.visibility is None or properties["delivery_tag"] in self._unacknowledged:
             properties["delivery_tag"] = f"{channel.channel_id}.{next(self._numbers)}"
         tag = properties["delivery_tag"]
         held = self._unacknowledged[tag] = Unacknowledged(QUEUE, text, -rank, channel)
