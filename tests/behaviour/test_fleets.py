@@ -44,7 +44,7 @@ def test_a_fleet_that_does_not_know_a_task_does_not_delay_its_turn(
     doomed.kill()
     eventually(lambda: not is_held(label, {**conf, **lock_conf}), "the lock has lapsed")
     # Time enough for the other fleet to look at the room again and again, ever more seldom.
-    never(lambda: starts(journal, label, result.id), "somebody else ran it", 8)
+    never(lambda: starts(journal, label, result.id), "somebody else ran it", 5)
 
     start_worker(app=A, queues=queue, concurrency=1, conf=lock_conf)
     eventually(lambda: starts(journal, label, result.id), "it runs", 15)

@@ -41,14 +41,3 @@ def test_a_replacement_that_comes_before_the_release_runs(
     assert [entry.data for entry in journal.read(label, "start")] == ["first", "second"]
     assert journal.overlaps(label) == []
     assert journal.count(label, "last") == (how == "chain")
-
-
-@pytest.mark.parametrize("how", ENDS_IN)
-def test_no_replacement_is_skipped_in_many_runs(queues, sender, journal, label, how):
-    _, queue = queues
-    labels = [f"{label}-{number}" for number in range(12)]
-    results = [sender.send_task("hands_on", [each, how, queue], queue=queue) for each in labels]
-    for result in results:
-        journal.let_go(result.id)
-    found = [result.get(timeout=40, propagate=False) for result in results]
-    assert found == [ENDS_IN[how]] * len(labels)

@@ -813,7 +813,7 @@ def test_a_text_without_end_is_cut(page, app):
         assert len(page.locator("#lock").text_content()) < 5000
 
 
-@pytest.mark.parametrize("width", [400, 860, 1280])
+@pytest.mark.parametrize("width", [400, 1280])
 def test_it_fits_a_telephone_and_the_dark(browser, app, client, width):
     every_state(app)
     take(app, "account", "a-name-without-any-space" * 20, node="n" * 100, task_id="t" * 200)
