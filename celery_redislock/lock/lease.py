@@ -262,7 +262,7 @@ class Lease(Right):
         self.is_released = True
         # `_replace` takes thrice as long.
         note, always, min_hold, _, leaves, publishes, _, pause, heir, died = release
-        stray, end = 0 if heir else self.in_doubt * REQUEST or self.unanswered > 0, self.end(how)
+        stray, end = 0 if heir else REQUEST * self.in_doubt + (self.unanswered > 0), self.end(how)
         return Release(note, always, min_hold, stray, leaves, publishes, end, pause, heir, died)
 
     def leave_at_end(self, heir: Heir) -> None:

@@ -71,8 +71,9 @@ class Release(NamedTuple):
         note: the kind of done note to leave, see `notes`; "" if the task did not run to its end.
         always: leave the note also if no copy of the message was seen.
         min_hold: the lock stays taken until this many seconds after the acquisition.
-        stray: what of this claim may still be on its way to the server: an `EXTENSION`, or also a
-            `REQUEST` for the lock. It must not take the lock when it comes; 0: nothing.
+        stray: what of this claim may still be on its way to the server, and must not take the lock
+            when it comes: `EXTENSION`, `REQUEST` for the lock, their sum, or 0. A request outside
+            tasks is not refused: a coroutine that is cancelled leaves nothing behind.
         leaves: the place in the waiting room that is given up, or None.
         publishes: the caller publishes the task of the waiting room that is next.
         run_end: how the run ended, see `past.end_text`; "" if there was no run.
@@ -265,8 +266,9 @@ def settle(claim: Claim, release: Release = Release()) -> Call[Settled]:  # noqa
     )
     if stray or min_hold or leaves or pause or heir or died:
         value, seconds = heir or ("", 0)
+        stray = int(stray) if claim.task_id else stray & EXTENSION
         args += (
-            *(int(stray), to_ms(min_hold) if min_hold else 0, *(leaves or ("", ""))),
+            *(stray, to_ms(min_hold) if min_hold else 0, *(leaves or ("", ""))),
             *(to_ms(pause) if pause else 0, value, to_ms(seconds), claim.entry_id if died else ""),
         )
     return Call("settle", keys, args, _settle_answer, claim.ttl, recurs=not claim.task_id)

@@ -13,8 +13,8 @@
 --       8 the run's end, for the history: "<fence>|<ms>|<how>", or only "<how>" if this script adds
 --       the rest; "" for none
 --       The rest is left out if nothing of it is said:
---       9 "1" an extension may still be on its way: it must not take the lock again; "2" nor must a
---       request for the lock, which may be on its way too
+--       9 what may still be on its way, and must not take the lock: "1" an extension, "2" a request
+--       for the lock, "3" both, "0" neither
 --       10 ms since the acquisition until which the lock stays taken, or "0"
 --       11 the member that leaves the room, or ""   12 the id of its entry, see entries.lua
 --       13 ms from now for which others must not have the lock, or "0"
@@ -165,10 +165,11 @@ end
 -- Do this last: a server without memory allows it only after a write that frees memory.
 leave_note()
 note_end(runs, run_end, slot and current)
-if stray == '2' then
+if stray == '2' or stray == '3' then
   retire(opening)
 end
-if (stray or '0') ~= '0' then
+-- Not for a request: its sender may never have had the lock, and who has it may have to take it again.
+if stray == '1' or stray == '3' then
   -- That extension carries the counter as it was, and cannot take the lock again if it has risen.
   local highest = math.max(tonumber(redis.call('GET', counter) or 0) + 1, time[1] * 1000000 + time[2])
   redis.call('SET', counter, string.format('%.0f', highest))

@@ -139,7 +139,7 @@ class ChildLease:
             end = self.end_reason if claim.history else ""
             if self._keep_for_retry(claim, end):
                 return  # Celery has sent the retry, or is about to
-            stray = REQUEST if self._may_have_left else EXTENSION
+            stray = EXTENSION + REQUEST * self._may_have_left
             release = Release(stray=stray, run_end=end, died=True)
             reply = self.server.run(settle(claim, release))
             if not reply.ours and self._finds_slot():

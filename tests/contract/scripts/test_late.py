@@ -5,9 +5,17 @@ from __future__ import annotations
 import pytest
 
 from celery_redislock.protocol import calls
-from celery_redislock.protocol.claims import Acquired, Busy, Claim, Parked, Parking, to_ms
+from celery_redislock.protocol.claims import (
+    RETAKEN,
+    Acquired,
+    Busy,
+    Claim,
+    Parked,
+    Parking,
+    to_ms,
+)
 from celery_redislock.protocol.rooms import park
-from tests.contract.claims import make_claim, taken
+from tests.contract.claims import extended, extension, make_claim, outcomes, taken
 
 
 def comes_late(store, claim: Claim, how: str = "try") -> None:
@@ -36,7 +44,7 @@ def test_what_has_ended_does_not_get_the_lock(store, inside, label, how, had_it)
 
 
 def test_it_does_not_though_another_waits_and_the_release_is_repeated(store, inside, label) -> None:
-    claim, waiter = make_claim(label), make_claim(label)
+    claim, waiter = make_claim(label, task_id=label), make_claim(label)
     taken(store.run(calls.acquire(claim)))
     assert isinstance(store.run(calls.acquire(waiter, "wait")), Busy)
     store.run(calls.settle(claim, calls.Release(stray=calls.REQUEST)))
@@ -47,6 +55,24 @@ def test_it_does_not_though_another_waits_and_the_release_is_repeated(store, ins
     comes_late(store, claim, "woken")
 
     assert isinstance(store.run(calls.acquire(waiter, "woken")), Acquired)
+
+
+def test_who_gave_up_does_not_keep_the_holder_from_what_vanished(store, inside, label) -> None:
+    """Such as after an empty restart, in which nobody had an answer."""
+    holder, newcomer = make_claim(label), make_claim(label, task_id=label)
+    held = taken(store.run(calls.acquire(holder)))
+    store.run(calls.settle(newcomer, calls.Release(stray=calls.REQUEST)))
+    inside.delete(holder.keys.lock)
+
+    assert outcomes(extended(store, extension(holder, held))) == [RETAKEN]
+
+
+def test_outside_tasks_nothing_is_left_behind(store, inside, label) -> None:
+    """A coroutine is cancelled every now and then, with its request on its way."""
+    claim = make_claim(label)
+    assert not store.run(calls.settle(claim, calls.Release(stray=calls.REQUEST))).ours
+
+    assert not inside.exists(claim.keys.waiters)
 
 
 def test_a_task_that_has_parked_stays_in_the_room(room) -> None:

@@ -234,7 +234,7 @@ def to_give(seed: Any, prefix: str) -> State:
         note,
         always=dice.random() < 0.5,
         min_hold=dice.choice([0.0] * 19 + [SPAN / 1000]),
-        stray=dice.choice([0] * 38 + [calls.EXTENSION, calls.REQUEST]),
+        stray=dice.choice([0] * 57 + [1, 2, 3]),
         publishes=dice.random() < 0.5,
         run_end=end,
     )

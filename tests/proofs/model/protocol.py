@@ -130,7 +130,7 @@ class Protocol:
         if mine or (state.holder is not None and not self.rules.compares_tokens):
             wrong = "" if state.holder == who else f"{who} freed the lock of {state.holder}"
             state = state._replace(holder=None, ttl=0, wrong=wrong)
-        if any(stray.who == who for stray in state.strays):
+        if Stray(who, "retake") in state.strays:
             state = state._replace(counted=NEIGHBOUR)  # so that a late retake is none
         return state.change(who, freed=True), "so be it"
 
