@@ -19,7 +19,8 @@ from fakeredis._msgs import FLAG_LEAVE_EMPTY_VAL
 from fakeredis._socket import FakeSocket
 from fakeredis._socket._resp import convert_to_resp2
 from fakeredis.commands_mixins import scripting_mixin
-from fakeredis.model import is_write_command
+from fakeredis.commands_mixins.scripting_mixin import _convert_redis_arg
+from fakeredis.model import Hash, is_write_command
 
 from celery_redislock.servers import scripts
 
@@ -31,6 +32,7 @@ NEEDS_MEMORY = frozenset(
 )
 FULL = "OOM command not allowed when used memory > 'maxmemory'."
 READ_ONLY = "READONLY You can't write against a read only replica."
+NO_SAVE = "MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist"
 #: What commands reply, if their key is not there: most are asked for such a one.
 ABSENT: dict[str, Any] = {
     "get": None, "exists": 0, "del": 0, "pttl": -2, "pexpire": 0,
@@ -39,7 +41,12 @@ ABSENT: dict[str, Any] = {
     "zrangebyscore": [], "zrevrange": [], "zscore": None, "zcard": 0, "zcount": 0,
     "zrem": 0, "zremrangebyscore": 0,
 }  # fmt: skip
-NO_SAVE = "MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist"
+#: The reads that scripts do most, by the type of what is there.
+READS: dict[str, tuple[Any, Callable[..., Any]]] = {
+    "get": (bytes, lambda text: text),
+    "hget": (Hash, Hash.get),
+    "hexists": (Hash, lambda fields, name: int(name in fields)),
+}
 
 
 class _Socket(FakeSocket):
@@ -51,6 +58,12 @@ class _Socket(FakeSocket):
     #: A script that has written goes on on a full server, as Redis has it.
     _has_written = False
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._commands: dict[bytes, tuple[Any, Any]] = {}
+        self._runtime = self._get_server_runtime(self._server)
+        self._compiled: dict[bytes, Any] = {}
+
     def answer(self, command: list[bytes]) -> Any:
         """Execute a command of a client."""
         self._db.time = time.time()
@@ -61,13 +74,17 @@ class _Socket(FakeSocket):
         return self._decode_result(result)
 
     def _known(self, command: bytes) -> tuple[Any, Any]:
-        found = _commands.get(command)
-        if found is None:
-            found = _commands[command] = self._name_to_func(command.decode().lower())
-        return found
+        if command not in self._commands:
+            self._commands[command] = self._name_to_func(command.decode().lower())
+        return self._commands[command]
+
+    def compile(self, script: bytes) -> Any:
+        if script not in self._compiled:
+            self._compiled[script] = self._runtime.compile(script)
+        return self._compiled[script]
 
     def _lua_redis_call(self, runtime: Any, names: Any, command: bytes, *args: Any) -> Any:
-        as_sent = [arg if type(arg) is bytes else b"%.17g" % arg for arg in args]
+        as_sent = [arg if type(arg) is bytes else _convert_redis_arg(arg) for arg in args]
         result = self._run_command(*self._known(command), as_sent, True)
         if type(result) is bytes or type(result) is int:
             return result
@@ -77,9 +94,14 @@ class _Socket(FakeSocket):
         name = sig.name
         if self.refuses is not None:
             self._refuse(name, from_script)
-        is_absent = name in ABSENT and args and args[0] not in self._db._dict
-        if is_absent and (len(args) == 1 or name not in ("exists", "del")):
-            return ABSENT[name]
+        item = self._db._dict.get(args[0]) if args else None
+        if item is None:
+            if name in ABSENT and (len(args) == 1 or name not in ("exists", "del")):
+                return ABSENT[name]
+        elif name in READS and not self._db.expired(item):
+            kind, read = READS[name]
+            if type(item.value) is kind:
+                return read(item.value, *args[1:])
         items: list[Any] = []
         try:
             found = sig.apply(args, self._db, self.version)
@@ -106,15 +128,13 @@ class _Socket(FakeSocket):
 
     def eval(self, script: bytes, numkeys: int, *keys_and_args: bytes) -> Any:
         memory: Any = self._server
-        runtime = self._get_server_runtime(memory)
         memory.script_cache[_sha(script)] = script
-        compiled = _compiled.get(script)
-        if compiled is None:
-            compiled = _compiled[script] = runtime.compile(script)
+        compiled = self.compile(script)
         memory._lua_current_socket[0] = self
         self._script_resp = 2
         memory._lua_set_keys_argv(
-            runtime.table_from(keys_and_args[:numkeys]), runtime.table_from(keys_and_args[numkeys:])
+            self._runtime.table_from(keys_and_args[:numkeys]),
+            self._runtime.table_from(keys_and_args[numkeys:]),
         )
         try:
             result = compiled()
@@ -152,12 +172,6 @@ def _names() -> dict[bytes, str]:
     scripts_there = resources.files("celery_redislock").joinpath("scripts").iterdir()
     names = [path.name.removesuffix(".lua") for path in scripts_there]
     return {scripts.sha_of(name).encode(): name for name in names}
-
-
-#: The commands that were executed, and how.
-_commands: dict[bytes, tuple[Any, Any]] = {}
-#: The scripts, compiled: the runtime is the process's one.
-_compiled: dict[bytes, Any] = {}
 
 
 @cache
@@ -201,14 +215,13 @@ class LockServer:
 
     def warm_up(self) -> None:
         """Compile all scripts, before the courses."""
-        runtime = self._socket._get_server_runtime(self.memory)
+        runtime = self._socket._runtime
         runtime.execute(b"redis.acl_check_cmd = function() return true end")
         runtime.execute(b"setmetatable(_G, {__newindex = function(_, name) error(name) end})")
         scripting_mixin._check_for_lua_globals = lambda *args: None  # which looks at all of them
         for path in resources.files("celery_redislock").joinpath("scripts").iterdir():
-            script = scripts.text_of(path.name.removesuffix(".lua")).encode()
             with contextlib.suppress(scripting_mixin.LUA_MODULE.LuaError):  # a part of others
-                _compiled[script] = runtime.compile(script)
+                self._socket.compile(scripts.text_of(path.name.removesuffix(".lua")).encode())
         _names()
 
     # -- faults ---------------------------------------------------------------------------
