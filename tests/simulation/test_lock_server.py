@@ -33,35 +33,31 @@ MADE = [
 EXPIRES = [None, -60.0, 60.0]
 
 
-@pytest.fixture(scope="module")
-def server():
-    return LockServer()
+SERVER = LockServer()
+FAKE = FakeSocket(SERVER.memory, 0, client_class=FakeRedis)
 
 
-@pytest.fixture(scope="module")
-def fakes(server):
-    """fakeredis's own way to the same memory."""
-    socket = FakeSocket(server.memory, 0, client_class=FakeRedis)
+def ours(command: list[bytes]) -> Any:
+    with SERVER.memory.lock:
+        return SERVER._socket.answer(command)
 
-    def answer(command: list[bytes]) -> Any:
-        socket.responses = queue.Queue()
-        socket._process_command(command)
-        return socket.responses.get_nowait()
 
-    return answer
+def fakeredis_own(command: list[bytes]) -> Any:
+    FAKE.responses = queue.Queue()
+    FAKE._process_command(command)
+    return FAKE.responses.get_nowait()
 
 
 @pytest.mark.parametrize("name", sorted({*ABSENT, *READS}))
-def test_a_command_is_answered_as_by_fakeredis(server, fakes, name):
+def test_a_command_is_answered_as_by_fakeredis(name):
     command = [name.upper().encode(), b"key", *ARGUMENTS.get(name, [])]
     for made, expires in itertools.product(MADE, EXPIRES):
         told = []
-        for answer in (server.execute, fakes):
-            with server.memory.lock:
-                server.execute([b"DEL", b"key"])
-                if made:
-                    server.execute(made)
-                    server.memory.dbs[0][b"key"].expireat = expires and time.time() + expires
-                told.append((repr(answer(command)), list(server.memory.dbs[0])))
+        for answer in (ours, fakeredis_own):
+            ours([b"DEL", b"key"])
+            if made:
+                ours(made)
+                SERVER.memory.dbs[0][b"key"].expireat = expires and time.time() + expires
+            told.append((repr(answer(command)), list(SERVER.memory.dbs[0])))
 
         assert told[0] == told[1], (command, made, expires)
