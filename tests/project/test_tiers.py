@@ -17,7 +17,7 @@ PUBLIC = {
     *("compat", "django", "errors", "operations", "otel", "policies", "prometheus", "signals"),
     *("testing", "verbs", "web"),
 }
-INSIDE = ("tests/unit/", "tests/contract/")
+INSIDE = ("tests/unit", "tests/contract", "tests/simulation")
 
 
 def test_no_text_in_tests_of_promises_names_a_module_of_the_inside():
