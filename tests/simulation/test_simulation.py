@@ -60,11 +60,11 @@ def test_the_same_seed_is_the_same_course_with_any_hash_seed():
         ("nothing is extended", "never two inside", "0:20"),
         ("the fence is the minute", "fences rise", "0:20"),
         ("nobody publishes from a room", "every call ends", "0:20"),
-        ("a copy from a room is put off", "no storm", "1070:1080"),
+        ("a copy from a room is put off", "no storm", "70150:70160 --faults no"),
     ],
 )
 def test_a_planted_fault_is_found(fault, found, seeds):
-    ran = simulate("--seeds", seeds, "--planted", fault, "--until", found)
+    ran = simulate("--seeds", *shlex.split(seeds), "--planted", fault, "--until", found)
 
     assert ran.returncode == 1, ran.stdout + ran.stderr
     assert f"{found}: " in ran.stdout
