@@ -43,10 +43,12 @@ def test_what_was_found_once_is_not_there_any_more(seed):
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-def test_the_same_seed_is_the_same_course_with_any_hash_seed():
+def test_the_same_seed_is_the_same_course_with_any_hash_seed_and_addresses():
     one, other = (
-        simulate("--seeds", "0:12", "--digests", PYTHONHASHSEED=hash_seed).stdout
-        for hash_seed in ("1", "4711")
+        simulate(
+            "--seeds", "30:42", "--digests", PYTHONHASHSEED=hash_seed, PYTHONMALLOC=kind
+        ).stdout
+        for hash_seed, kind in (("1", "pymalloc"), ("4711", "malloc"))
     )
 
     digests = re.findall(r"(?m)^\d+ [0-9a-f]{16}$", one)

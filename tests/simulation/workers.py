@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import itertools
 import pickle
 import time
 import types
@@ -296,7 +297,7 @@ class Worker:
         self.restart_count = 0
         self._inbox: deque[tuple[Any, Any]] = deque()
         self._wakes = Event()
-        self._begin_anew = False
+        self._numbers = itertools.count()
         baton.world.spawn(self.process, "main", self._run)
 
     def post(self, do: Any, *args: Any) -> None:
@@ -377,11 +378,14 @@ class Worker:
             except Empty:
                 continue
             qos.append(message, message.delivery_tag)
+            message.number = next(self._numbers)
             return message
         return None
 
     def _mine(self, requests: Any) -> list[Any]:
-        return [each for each in requests if each._app is self.app]
+        """Those of this worker, in the order of arrival: Celery's sets have that of addresses."""
+        mine = [each for each in requests if each._app is self.app]
+        return sorted(mine, key=lambda each: each.message.number)
 
     def lose_connection(self) -> None:
         """The connection to the broker breaks: what Celery's consumer does then."""
