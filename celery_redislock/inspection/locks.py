@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Final, TypeAlias
 
@@ -206,12 +206,13 @@ def walk(server: Server, prefix: str, app: Any = None, of_taken: int = 1) -> Ite
 def _walk(server: Server, prefix: str, app: Any, of_taken: int) -> Iterator[Found | Room]:
     """See `walk`. Does not say what is suspended."""
     noted: dict[str, dict[str, bytes]] = {kind: {} for kind in NOTED}
-    # Hashes: of keys, since a scan may give one twice; and of the names of the locks.
-    seen, taken = set[int](), set[int]()
+    # Hashes: of keys, since a scan may give one twice; of the names of the locks; and of runs.
+    seen, taken, shown = set[int](), set[int](), set[int]()
 
     def read(slots: Iterable[Named]) -> Iterator[Found]:
         for each in read_slots(server, slots):
             taken.add(hash(each.name))
+            shown.add(_run_of(each))
             yield each
 
     for page in scan(server, lock_pattern(prefix)):
@@ -236,7 +237,7 @@ def _walk(server: Server, prefix: str, app: Any, of_taken: int) -> Iterator[Foun
     broken = ((key, name) for name, key in noted["broken"].items() if name not in awaited)
     yield from _broken(server, (each for each in broken if hash(each[1]) not in taken))
     yield from (each for name, each in awaited.items() if hash(name) not in taken)
-    yield from lost_of(server, ((key, name) for name, key in noted["lost"].items()))
+    yield from lost_of(server, ((key, name) for name, key in noted["lost"].items()), shown)
 
 
 def chosen(
@@ -272,7 +273,7 @@ def lock(app: Any, name: str) -> list[Found]:
     if not rows:  # who has broken it is shown here, even if tasks wait for it
         rows = [_awaited(locks.prefix, room)] if room.waits else []
         rows += _broken(server, [(keys.broken, keys.name)])
-    rows += lost_of(server, [(keys.lost, keys.name)])
+    rows += lost_of(server, [(keys.lost, keys.name)], {*map(_run_of, held)})
     suspended = suspensions_on(server, locks.prefix)
     idle = next((each for each in suspended if each.lock == keys.name and not rows), None)
     if idle is not None:
@@ -420,9 +421,12 @@ def _broken(server: Server, notes: Iterable[Named]) -> Iterator[Found]:
         )
 
 
-def lost_of(server: Server, marks: Iterable[Named]) -> Iterator[Found]:
+def lost_of(
+    server: Server, marks: Iterable[Named], shown: Container[int] = frozenset()
+) -> Iterator[Found]:
     """The runs that go on without their lock, from the keys where they say so. A run that the
-    server has as a holder has its lock: it came back, or the run missed an answer.
+    server has as a holder has its lock: it came back, or the run missed an answer. So had those
+    that this look has `shown` as holders, see `_run_of`: their lock may have expired since.
     """
     for batch in in_batches(marks, BATCH):
         now, replies = read(server, [("HGETALL", key) for key, _ in batch])
@@ -432,18 +436,24 @@ def lost_of(server: Server, marks: Iterable[Named]) -> Iterator[Found]:
             if (runs := marks_in(reply, now))
         ]
         held = _held(server, (lock_keys(prefix_of(key), name, MAX_LIMIT) for key, name, _ in told))
-        has_it = {(each.name, each.holder and each.holder.fence) for each in held}
+        has_it = {*map(_run_of, held)}
         for key, name, runs in told:
             for run in runs:
-                if (name, run.holder.fence) not in has_it:
-                    yield Found(
-                        key=f"{key}#{run.holder.fence}",
-                        name=name,
-                        state="without its lock",
-                        holder=run.holder,
-                        held_for=_held_for(run.holder, now),
-                        lost_because=run.why,
-                    )
+                row = Found(
+                    key=f"{key}#{run.holder.fence}",
+                    name=name,
+                    state="without its lock",
+                    holder=run.holder,
+                    held_for=_held_for(run.holder, now),
+                    lost_because=run.why,
+                )
+                if (of := _run_of(row)) not in has_it and of not in shown:
+                    yield row
+
+
+def _run_of(row: Found) -> int:
+    """Tells the run of a row from all others."""
+    return hash((row.name, row.holder and row.holder.fence))
 
 
 def _text(key: bytes | str) -> str:

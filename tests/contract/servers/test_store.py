@@ -19,7 +19,7 @@ import redis
 
 from celery_redislock import Holder, LockUnavailable
 from celery_redislock.inspection import history
-from celery_redislock.inspection.locks import lost_of
+from celery_redislock.inspection.locks import lost_of, walk
 from celery_redislock.inspection.rooms import rooms_of
 from celery_redislock.protocol import calls, holders, lost, past, rooms
 from celery_redislock.protocol.claims import (
@@ -357,3 +357,20 @@ def test_a_run_without_its_lock_is_told_until_it_ends_or_nobody_says_so(
     client.delete(keys.lost)
     client.set(keys.lost, "of another type")
     assert told() == []
+
+
+def test_a_run_whose_lock_expires_while_an_operator_looks_is_one_row(store, client, label) -> None:
+    """It lost its lock, and a late extension had taken it again."""
+    keys = make_claim(label).keys
+    held = taken(store.run(calls.acquire(make_claim(label))))
+    now = store.ask(rooms.server_time(keys.lock))
+    store.ask(calls.mark_lost(keys, held.fence, held.value, "no answer", now))
+
+    found = []
+    for each in walk(store, "redislock"):
+        if each.name == keys.name:
+            client.delete(keys.lock)  # as soon as it is seen
+            found.append(each.state)
+    assert found == ["held"]
+
+    assert [each.state for each in lost_of(store, [(keys.lost, keys.name)])] == ["without its lock"]
