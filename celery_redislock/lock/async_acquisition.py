@@ -187,7 +187,7 @@ class AsyncAcquisition:
             self._call_off()
             raise
         if not self._lease.fence:
-            self._call_off()  # a request that had no reply must not take the lock later
+            self._call_off()  # a request that had no reply may have taken the lock meanwhile
         return self._lease.fence > 0
 
     def _call_off(self) -> None:

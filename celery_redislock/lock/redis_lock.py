@@ -192,7 +192,7 @@ class RedisLock(NamedLock):
         try:
             reply = lease.acquire(hold_off=0) if timeout == 0 else lease.wait(timeout)
             if not isinstance(reply, Acquired):
-                release(lease)  # a request that had no reply must not take the lock later
+                release(lease)  # a request that had no reply may have taken the lock meanwhile
                 return None
             if held is not None and held.is_here:
                 self._acquired.forget(held)  # it has expired

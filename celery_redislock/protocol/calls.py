@@ -266,7 +266,7 @@ def settle(claim: Claim, release: Release = Release()) -> Call[Settled]:  # noqa
     )
     if stray or min_hold or leaves or pause or heir or died:
         value, seconds = heir or ("", 0)
-        stray = int(stray) if claim.task_id else stray & EXTENSION
+        stray = stray if claim.task_id else stray & EXTENSION
         args += (
             *(stray, to_ms(min_hold) if min_hold else 0, *(leaves or ("", ""))),
             *(to_ms(pause) if pause else 0, value, to_ms(seconds), claim.entry_id if died else ""),

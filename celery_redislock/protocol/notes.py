@@ -59,9 +59,9 @@ def lasting(kind: str) -> str:
     return f"{LASTING}{kind}" if kind else ""
 
 
-def encode_replaced(by: str, kind: str = "") -> str:
+def encode_replaced(by: str) -> str:
     """The note that an attempt was replaced by the task in this `holders.successor_text`."""
-    return f"{REPLACED}{kind}{by}"
+    return f"{REPLACED}{by}"
 
 
 def decode(text: bytes) -> Note:
