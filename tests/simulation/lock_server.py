@@ -32,7 +32,6 @@ NEEDS_MEMORY = frozenset(
 )
 FULL = "OOM command not allowed when used memory > 'maxmemory'."
 READ_ONLY = "READONLY You can't write against a read only replica."
-NO_SAVE = "MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist"
 #: What commands reply, if their key is not there: most are asked for such a one.
 ABSENT: dict[str, Any] = {
     "get": None, "exists": 0, "del": 0, "pttl": -2, "pexpire": 0,

@@ -306,7 +306,9 @@ def _arrived_late(course: Course, call: Call) -> bool:
     ends = [at for at, _, kind in course.happened if kind == "shut down cold"]
     return any(
         abs(at - met) <= 1.0 for met in course.met.get(call.task_id, ()) for at in ends
-    ) or any(_arrived_late(course, course.calls[each]) for each in call.after)
+    ) or any(
+        _arrived_late(course, course.calls[each]) for each in call.after if each in course.calls
+    )
 
 
 def _named_in(result: object) -> str | None:
@@ -384,7 +386,7 @@ def a_lock_that_is_kept_lets_nobody_in(course: Course) -> None:
 
 @prop
 def one_message_of_a_call_is_in_the_queue(course: Course) -> None:
-    """options.md, "Unique from when it is sent": "Nothing was sent". Looked at is the first call
+    """options.md, "Unique from when it is sent": "nothing was sent". Looked at is the first call
     of a key: nobody has had the lock before.
     """
     if course.happened or course.operated or course.limit > 1:
@@ -599,7 +601,7 @@ def _goes_on(course: Course, call: Call, run: Run, suspended: Suspended) -> bool
 
 @prop
 def a_suspension_turns_away(course: Course) -> None:
-    """operations.md: "with `Skip()` and `Raise()` it does not run at all". Nothing else ends so,
+    """operations.md: "With `Skip()` and `Raise()` it does not run at all". Nothing else ends so,
     and nothing that has begun.
     """
     for call in course.calls.values():
@@ -688,8 +690,9 @@ def no_suspension_is_left(course: Course) -> None:
 
 @prop
 def no_storm_of_messages(course: Course) -> None:
-    """DESIGN: "deliveries of one task, however long it waits for a lock: at most 2 more than
-    without"; and "in at most two deliveries", if it is suspended.
+    """performance.md, of a task that waits in a room: "2 to park it", and "1 when a worker receives
+    its message": one more delivery than without, however long it waits. A margin of one; and of two
+    if it is suspended.
     """
     for call in course.calls.values():
         met, messages = len(course.met.get(call.task_id, ())), 1 + len(_sent_by_itself(call))

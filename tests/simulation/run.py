@@ -162,7 +162,6 @@ def main(clock: Callable[[], float]) -> None:
     p = argparse.ArgumentParser(prog="make simulate", description=__doc__)
     p.add_argument("--seed", type=int, help="run one course")
     p.add_argument("--seeds", default="0:100", metavar="A:B", help="run these courses (0:100)")
-    p.add_argument("--but", default="", metavar="I,J", help="leave these seeds out")
     p.add_argument("--minutes", type=float, help="run courses from A on, for so long")
     p.add_argument("--new", action="store_true", help="from a seed that each commit has for itself")
     p.add_argument("--jobs", type=int, default=1, metavar="N", help="run so many at once (1)")
@@ -222,10 +221,7 @@ def _plans(args: argparse.Namespace, clock: Callable[[], float]) -> Iterator[Pla
         seeds = [args.seed]
     faults = None if args.faults is None else args.faults == "yes"
     suspends = None if args.suspensions is None else args.suspensions == "yes"
-    left_out = {int(each) for each in args.but.split(",") if each}
     for seed in seeds:
-        if seed in left_out:
-            continue
         plan = plans.draw(seed, faults, suspends, args.wanted.split(","))
         plan = dataclasses.replace(plan, schedule=args.schedule)
         if args.keep is not None:

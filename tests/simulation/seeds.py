@@ -4,8 +4,6 @@ from __future__ import annotations
 
 #: Seeds without faults, and with them.
 QUIET, FAULTY = range(5000, 5040), range(5000, 5040)
-#: Those among them that find what is known, and not mended yet.
-KNOWN: dict[int, str] = {}
 #: Seeds that once failed, with their flags.
 FOUND = (
     # A room that is due again before the next sweep was looked at too late.

@@ -75,15 +75,6 @@ class Spec:
     def name(self) -> str:
         return f"{self.policy}+{self.option}" if self.option else self.policy
 
-    @property
-    def parks(self) -> bool:
-        return self.policy.partition("_")[0] in ("queue", "coalesce", "debounce", "replace")
-
-    @property
-    def drops(self) -> bool:
-        """A duplicate may end without a run."""
-        return self.policy not in ("defer", "wait", "wait_bounded", "queue")
-
 
 def specs(limit: int | str) -> list[Spec]:
     """All pairs of a policy and an option that the package takes."""
