@@ -65,33 +65,23 @@ REQUEST: Final = 2
 
 
 class Release(NamedTuple):
-    """How a delivery gives back what it holds.
+    """How a delivery gives back what it holds."""
 
-    Attributes:
-        note: the kind of done note to leave, see `notes`; "" if the task did not run to its end.
-        always: leave the note also if no copy of the message was seen.
-        min_hold: the lock stays taken until this many seconds after the acquisition.
-        stray: what of this claim may still be on its way to the server, and must not take the lock
-            when it comes: `EXTENSION`, `REQUEST` for the lock, their sum, or 0. A request outside
-            tasks is not refused: a coroutine that is cancelled leaves nothing behind.
-        leaves: the place in the waiting room that is given up, or None.
-        publishes: the caller publishes the task of the waiting room that is next.
-        run_end: how the run ended, see `past.end_text`; "" if there was no run.
-        pause: others must not have the lock for this many seconds from now.
-        heir: the value by which the lock is left to a message of the task, and the seconds for
-            which it is; or only the value's opening, if the holder died; or None.
-        died: the claim's process died: a lock that was left to its attempt is given back too.
-    """
-
-    note: str = ""
-    always: bool = False
-    min_hold: float = 0.0
+    note: str = ""  # the done note to leave, see `notes`; "" if the task did not run to its end
+    always: bool = False  # leave the note also if no copy of the message was seen
+    min_hold: float = 0.0  # the lock stays taken until this many seconds after the acquisition
+    #: What of this claim may still be on its way to the server, and must not take the lock when it
+    #: comes: `EXTENSION`, `REQUEST` for the lock, their sum, or 0. A request outside tasks is not
+    #: refused: a coroutine that is cancelled leaves nothing behind.
     stray: int = 0
-    leaves: Place | None = None
-    publishes: bool = True
-    run_end: str = ""
-    pause: float = 0.0
+    leaves: Place | None = None  # the place in the waiting room that is given up
+    publishes: bool = True  # the caller publishes the task of the waiting room that is next
+    run_end: str = ""  # how the run ended, see `past.end_text`; "" if there was no run
+    pause: float = 0.0  # others must not have the lock for this many seconds from now
+    #: The value by which the lock is left to a message of the task, and the seconds for which it
+    #: is; only the value's opening if the holder died.
     heir: tuple[str, float] | None = None
+    #: The claim's process died: a lock that was left to its attempt is given back too.
     died: bool = False
 
 
@@ -101,15 +91,13 @@ class Release(NamedTuple):
 def acquire(
     claim: Claim, how: str = "try", again: bool = False, note: str = ""
 ) -> Call[Acquired | Busy | Done]:
-    """Take the lock, or learn why not.
+    """Take the lock, or learn why not. Asking again with the same claim is safe.
 
-    Args:
-        claim: the claim. Asking again with the same one is safe.
-        how: "try" asks once, "wait" joins the waiters, "woken" asks after a block, and "last" asks
-            and stops waiting. "wait" does not take a lock that is kept for a woken waiter.
-        again: take the lock even if this attempt is known to have run before.
-        note: the kind of done note to leave if the lock is busy, where that ends the task without
-            a run. See `notes`; "" leaves none.
+    `how` is "try", which asks once; "wait", which joins the waiters, and does not take a lock that
+    is kept for a woken one; "woken", which asks after a block; or "last", which asks and stops
+    waiting. With `again` the lock is taken even if this attempt is known to have run before. `note`
+    is the done note to leave, see `notes`, if the lock is busy and that ends the task without a
+    run.
     """
     of = claim.keys
     if_busy = ":" if claim.turned_away and how == "try" and not again else ""
@@ -248,11 +236,8 @@ def _extend_answer(reply: Any, sent_at: float) -> Extended:
 
 
 def settle(claim: Claim, release: Release = Release()) -> Call[Settled]:  # noqa: B008
-    """Release what a claim holds, if it still holds that. Safe to call again.
-
-    Args:
-        claim: its token proves the right to the lock, to the reservation, or to the place.
-        release: how to release it.
+    """Release what a claim holds, if its token proves the right to the lock, to the reservation, or
+    to the place. Safe to call again.
     """
     of = claim.keys
     keys = (
@@ -296,15 +281,11 @@ def break_lock(
     by: str | None = None,
     task: str | None = None,
 ) -> Call[Holder | None]:
-    """Take the lock away from its holder. The answer is that holder; None if nobody held the lock,
-    or the key has a value that is not ours.
+    """Take the lock away from its holder, or only from one with this `token`. The answer is that
+    holder; None if nobody held the lock, or the key has a value that is not ours.
 
-    Args:
-        of: the lock's keys.
-        ttl: seconds; they determine how long the server may take to answer.
-        token: break the lock only if its holder has this token; None for any.
-        by: who breaks the lock, for the holder to read; None for this process's user and host.
-        task: the task that is thought to hold the lock. Its history records the break.
+    `by` says who breaks it, for the holder to read; by default this process's user and host. The
+    history of `task`, which is thought to hold the lock, records the break.
     """
     keys = (
         *(of.lock, of.broken, of.waiters, of.wake, of.room, of.rooms),
@@ -331,13 +312,8 @@ def mark_done(claim: Claim, kind: str = notes.EXPECTS_RESULT) -> Call[None]:
 
 
 def note_replaced(claim: Claim, attempt: int, by: str, seconds: float) -> Call[None]:
-    """Tell a later attempt of this task, which is on its way, not to run.
-
-    Args:
-        claim: the claim of this attempt.
-        attempt: the number of the later attempt.
-        by: the task that replaces this one, as `holders.successor_text`.
-        seconds: how long the later attempt's message takes to arrive.
+    """Tell a later attempt of this task, whose message takes so many seconds to arrive, not to run.
+    `by` names the task that replaces this one, as `holders.successor_text`.
     """
     later = dataclasses.replace(claim, attempt=attempt)
     return _note(later, notes.encode_replaced(by), seconds + claim.done_ttl)
@@ -350,11 +326,8 @@ def _note(claim: Claim, note: str, seconds: float) -> Call[None]:
 
 def forget(keys: Sequence[str], most: float) -> list[Call[None]]:
     """Delete these done notes: the broker will not deliver a copy of their messages. Lasting notes
-    and notes of replaced tasks stay: see `notes`. Makes one call for each bucket.
-
-    Args:
-        keys: the notes' keys.
-        most: a note that expires in more seconds than this was left later, and stays.
+    and notes of replaced tasks stay, see `notes`; so does a note that expires in more than `most`
+    seconds: it was left later. Makes one call for each bucket.
     """
     buckets: dict[str, list[str]] = {}
     for key in keys:
@@ -364,12 +337,8 @@ def forget(keys: Sequence[str], most: float) -> list[Call[None]]:
 
 
 def turn_away(claim: Claim, fence: int | None, suspended: bool = False) -> Call[None]:
-    """Count a duplicate that ended without a run, and was not counted when it asked.
-
-    Args:
-        claim: the duplicate's claim.
-        fence: the fence of the run that had the lock; None if not known.
-        suspended: it ended because an operator had suspended it.
+    """Count a duplicate that ended without a run, and was not counted when it asked; `fence` is
+    that of the run that had the lock, if known, and `suspended` says that a suspension ended it.
     """
     of = claim.keys
     keys = (of.lock, claim.runs_key, of.turned, of.suspended, *of.slots)
@@ -378,14 +347,8 @@ def turn_away(claim: Claim, fence: int | None, suspended: bool = False) -> Call[
 
 
 def mark_lost(of: LockKeys, fence: int, value: str, why: str, now: float) -> Query[None]:
-    """Tell operators that a run goes on without its lock, for `lost.MARK_LIVES` seconds.
-
-    Args:
-        of: the lock's keys.
-        fence: the fence of the run's acquisition.
-        value: the lock's value, as it was stored.
-        why: why the lock was lost.
-        now: the server's time, a Unix time in seconds.
+    """Tell operators that the run with this fence and this stored value goes on without its lock,
+    for `lost.MARK_LIVES` seconds. `now` is Unix time by the server's clock.
     """
     commands = [
         ("HSET", of.lost, fence, lost.mark_text(value, why, now)),
@@ -405,13 +368,9 @@ def unmark_lost(of: LockKeys, fence: int) -> Query[None]:
 def suspend(
     lists: Sequence[str], rooms: Sequence[str], what: Suspension, seconds: float
 ) -> Call[Suspension | None]:
-    """Suspend a task or a lock in these buckets, all of whose keys one script may name.
-
-    Args:
-        lists: the keys of what is suspended there.
-        rooms: the keys of their rooms.
-        what: the suspension.
-        seconds: for how long; 0 ends it: then the answer is the one that was ended, or None.
+    """Suspend a task or a lock, or with 0 seconds end that, in some buckets: these are the keys of
+    their lists of suspensions and of their rooms, all of which one script may name. The answer is
+    the suspension that was ended, or None.
     """
     args = (what.target, to_ms(seconds) if seconds else 0, told(what))
     return Call("suspend", (*lists, *rooms), args, _suspension, UNKNOWN_TTL)
@@ -422,13 +381,7 @@ def _suspension(reply: Any, sent_at: float) -> Suspension | None:
 
 
 def kept_off(of: LockKeys, ttl: float, task: str) -> Query[Suspension | None]:
-    """What keeps this task from the lock for longest.
-
-    Args:
-        of: the lock's keys.
-        ttl: seconds; they determine how long the server may take to answer.
-        task: the task's name.
-    """
+    """What keeps this task from the lock for longest."""
     commands = [("TIME",), ("GET", of.suspended)]
     return Query(commands, partial(_kept_off, task, of.name), of.lock, ttl)
 

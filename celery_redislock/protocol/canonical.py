@@ -31,11 +31,9 @@ def canonical(value: Any) -> str:
     """A text that is the same for equal values and differs for different ones.
 
     It is like JSON: the types of JSON are written as JSON, with a mapping's items in order; other
-    types are marked by name. Tuples are written as lists, since they arrive as lists.
-
-    Raises:
-        TypeError: a type that no serializer of a Celery message would carry unchanged; or a
-            container that contains itself, or has hundreds of levels.
+    types are marked by name. Tuples are written as lists, since they arrive as lists. Raises
+    `TypeError` for a type that no serializer of a Celery message would carry unchanged, and for a
+    container that contains itself or has hundreds of levels.
     """
     try:
         return _text(value)

@@ -76,17 +76,8 @@ def flag(value: Any) -> bool:
 
 
 def checked(where: str, option: str, value: Any, check: Callable[[Any], Any], accepted: str) -> Any:
-    """Run a check on an option's value, and return what the check returns.
-
-    Args:
-        where: what the option belongs to, for the message.
-        option: the option's name as the user wrote it.
-        value: the option's value as the user wrote it.
-        check: raises `ValueError` for a value that is not accepted.
-        accepted: what is accepted, in words.
-
-    Raises:
-        ConfigError: the value is not accepted.
+    """Run a check on the value of an option of `where`, and return what the check returns. If it
+    raises `ValueError`, a `ConfigError` says in words what is `accepted`.
     """
     try:
         return check(value)
@@ -97,16 +88,8 @@ def checked(where: str, option: str, value: Any, check: Callable[[Any], Any], ac
 
 
 def check_seconds(where: str, name: str, value: Any, *, none: bool = False) -> Any:
-    """The value as a number of seconds, or None.
-
-    Args:
-        where: what the option belongs to, for the message.
-        name: the option's name.
-        value: the option's value.
-        none: whether None is accepted too.
-
-    Raises:
-        ConfigError: the value is not accepted.
+    """The value as a number of seconds, or None if `none` allows it. Raises `ConfigError` for
+    others.
     """
     seconds = plain(value)
     if none and seconds is None:
@@ -148,11 +131,8 @@ class SecondsOrNone:
 
 
 def check_prefix(prefix: Any) -> str:
-    """The prefix of all keys.
-
-    Raises:
-        ConfigError: the prefix is no string, or empty; it has braces, which mark a hash tag; or it
-            has half of a surrogate pair, which UTF-8 cannot encode.
+    """The prefix of all keys. Raises `ConfigError` if it is no string, or empty; if it has braces,
+    which mark a hash tag; or half of a surrogate pair, which UTF-8 cannot encode.
     """
     is_name = isinstance(prefix, str) and prefix and not {*prefix} & {*"{}"}
     if not is_name or prefix != prefix.encode(errors="ignore").decode():

@@ -27,50 +27,27 @@ def to_ms(seconds: float) -> int:
 # Not frozen: a frozen claim would take six times as long to make.
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Claim:
-    """One delivery's claim to a lock. Nothing changes it.
-
-    Attributes:
-        keys: the lock's keys.
-        token: 128 random bits that prove the claim, as hex digits.
-        ttl: seconds that the lock outlives its holder.
-        value: the holder record to store.
-        task_id: the task's id, or "".
-        attempt: the task's retries.
-        nesting: how often the task replaced itself: the replacement has the same id and retries.
-        kept: if the lock is kept for the message, the token that it is kept under; else "".
-        member: the task's member in the waiting room from which its message was sent, see
-            `scripts/entries.lua`; or "".
-        parent: the id of the task that may have replaced itself with this one, or "".
-        sent: the identity of the message, the same for all its copies; "" if it has none.
-        done_ttl: seconds for which a finished attempt is remembered.
-        task: the task's name, or "" for a `RedisLock`.
-        history: how many runs the lock's bucket keeps in its history; 0 records no run.
-        turned_away: if the lock is busy at the first try, the task ends without a run.
-        entry_id: the id of this attempt of the task in a waiting room.
-        done_key: the key of its done note.
-        runs_key: the key of its task's runs in the bucket's history.
-        opening: how a value that this claim stored begins. The scripts compare it.
-    """
+    """One delivery's claim to a lock. Nothing changes it."""
 
     keys: LockKeys
-    token: str
-    ttl: float
-    value: str
+    token: str  # 128 random bits that prove the claim, as hex digits
+    ttl: float  # seconds that the lock outlives its holder
+    value: str  # the holder record to store
     task_id: str = ""
-    attempt: int = 0
-    nesting: int = 0
-    done_ttl: float = DONE_TTL
-    kept: str = ""
-    member: str = ""
-    parent: str = ""
-    sent: str = ""
-    task: str = ""
-    history: int = 0
-    turned_away: bool = False
-    entry_id: str = dataclasses.field(init=False)
-    done_key: str = dataclasses.field(init=False)
-    runs_key: str = dataclasses.field(init=False)
-    opening: str = dataclasses.field(init=False)
+    attempt: int = 0  # the task's retries
+    nesting: int = 0  # how often the task replaced itself, with the same id and retries
+    done_ttl: float = DONE_TTL  # seconds for which a finished attempt is remembered
+    kept: str = ""  # the token under which the lock is kept for the message, or ""
+    member: str = ""  # in the room that the message came from, see `scripts/entries.lua`; or ""
+    parent: str = ""  # the id of the task that may have replaced itself with this one, or ""
+    sent: str = ""  # the identity of the message, the same for all its copies; "" if it has none
+    task: str = ""  # the task's name, or "" for a `RedisLock`
+    history: int = 0  # how many runs the lock's bucket keeps in its history; 0 records no run
+    turned_away: bool = False  # if the lock is busy at the first try, the task ends without a run
+    entry_id: str = dataclasses.field(init=False)  # of this attempt of the task, in a waiting room
+    done_key: str = dataclasses.field(init=False)  # of its done note
+    runs_key: str = dataclasses.field(init=False)  # of its task's runs in the bucket's history
+    opening: str = dataclasses.field(init=False)  # of a value that this claim stored
 
     def __post_init__(self) -> None:
         self.entry_id = ENTRY_ID % (self.task_id, self.nesting, self.attempt)
@@ -80,33 +57,20 @@ class Claim:
 
 
 class Place(NamedTuple):
-    """A task's place in a waiting room.
+    """A task's place in a waiting room."""
 
-    Attributes:
-        member: its member in the room, see `scripts/entries.lua`.
-        entry_id: the entry's id: if another task has the member by now, the place is lost.
-    """
-
-    member: str
-    entry_id: str
+    member: str  # see `scripts/entries.lua`
+    entry_id: str  # if another task has the member by now, the place is lost
 
 
 class Offered(NamedTuple):
-    """A task of a waiting room whose message must be published now.
-
-    Attributes:
-        place: its place in the room.
-        entry: the parked message, as text.
-        arrived: Unix time of the task's arrival, by the lock server's clock; None if not known.
-        gives_up: its time to wait is over.
-        since: seconds since it was first published; 0 if it was not.
-    """
+    """A task of a waiting room whose message must be published now."""
 
     place: Place
-    entry: str
-    arrived: float | None
-    gives_up: bool
-    since: float
+    entry: str  # the parked message, as text
+    arrived: float | None  # Unix time of the task's arrival, by the lock server's clock, if known
+    gives_up: bool  # its time to wait is over
+    since: float  # seconds since it was first published; 0 if it was not
 
 
 class Acquired(NamedTuple):
@@ -118,58 +82,35 @@ class Acquired(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """The answer to `calls.settle`.
+    """The answer to `calls.settle`."""
 
-    Attributes:
-        ours: the lock, or what was kept for the message, was ours.
-        due_in: seconds until the next look at the waiting room; None if it is empty.
-        offered: the entry to publish now, or None.
-    """
-
-    ours: bool
-    due_in: float | None = None
-    offered: Offered | None = None
+    ours: bool  # the lock, or what was kept for the message, was ours
+    due_in: float | None = None  # seconds until the next look at the room; None if it is empty
+    offered: Offered | None = None  # to publish now
 
 
 class Reservation(NamedTuple):
-    """A lock is kept for a message in the queue.
+    """A lock is kept for a message in the queue."""
 
-    Attributes:
-        token: the token that the lock is kept under.
-        task_id: the id of the message's task.
-        since: when this began, as Unix time by the lock server's clock.
-    """
-
-    token: str
-    task_id: str
-    since: float
+    token: str  # under which the lock is kept
+    task_id: str  # of the message's task
+    since: float  # Unix time by the lock server's clock
 
 
 class Busy(NamedTuple):
-    """Somebody else has the lock.
-
-    Attributes:
-        holder: who has the lock.
-        remaining: seconds until the lock expires if the holder dies now.
-        relation: how the holder is related to the claim's task, see `acquire.lua`.
-        at: Unix time of the reply, by the lock server's clock.
-        sent_at: when the request was sent, on `clock`.
-        offered: the entry of the waiting room to publish now, or None.
-        for_message: the lock is kept for a message in the queue, or for a retry, or the task is
-            suspended, which may take long.
-        reservation: the message that the lock is kept for, if a sender asked; or None.
-        suspension: what keeps the task from the lock, which it could have else; or None.
-    """
+    """Somebody else has the lock."""
 
     holder: Holder | None
-    remaining: float
-    relation: str
-    at: float = 0.0
-    sent_at: float = 0.0
-    offered: Offered | None = None
+    remaining: float  # seconds until the lock expires if the holder dies now
+    relation: str  # how the holder is related to the claim's task, see `acquire.lua`
+    at: float = 0.0  # Unix time of the reply, by the lock server's clock
+    sent_at: float = 0.0  # when the request was sent, on `clock`
+    offered: Offered | None = None  # to publish now
+    #: The lock is kept for a message in the queue, or for a retry, or the task is suspended, which
+    #: may take long.
     for_message: bool = False
-    reservation: Reservation | None = None
-    suspension: Suspension | None = None
+    reservation: Reservation | None = None  # that the lock is kept for, if a sender asked
+    suspension: Suspension | None = None  # keeps the task from a lock that it could have
 
 
 class Done(NamedTuple):
@@ -180,57 +121,40 @@ class Done(NamedTuple):
 
 
 class Parking(NamedTuple):
-    """How a task is put into a waiting room.
+    """How a task is put into a waiting room."""
 
-    Attributes:
-        entry: the task's message, as text, to publish it again.
-        member: its member in the room, if not its entry id: a pending slot, see `entries.slot_of`.
-            The newest task replaces the one that has the slot. A task that is in the room already
-            keeps the member that it has.
-        limit: how many may wait; None for any number.
-        give_up: seconds for which the task waits; None for ever.
-        in_front: put the task before all others, not after them.
-        replace: a `holders.successor_text` that names this task to those that it replaces; and the
-            seconds after which the holder is ended, None to leave the holder alone.
-        arrived: Unix time of the task's arrival by the lock server's clock, to tell which of two
-            tasks is newer; None if only its age is known.
-        received: when a worker received the task, on `clock`; None if that is not known.
-        receipt: which worker received it and when, by which the server tells the order of two of
-            one worker; "" if that is not known.
-        quiet: seconds without a newer task in the slot after which it is published, and seconds
-            since the slot's first task after which it is published in any case; or None.
-        in_doubt: a request of its delivery for the lock may still be on its way.
-    """
-
-    entry: str
+    entry: str  # the task's message, as text, to publish it again
+    #: Its member in the room, if not its entry id: a pending slot, see `entries.slot_of`. The
+    #: newest task replaces the one that has the slot. A task that is in the room already keeps the
+    #: member that it has.
     member: str = ""
-    limit: int | None = None
-    give_up: float | None = None
-    in_front: bool = False
+    limit: int | None = None  # how many may wait; None for any number
+    give_up: float | None = None  # seconds for which the task waits; None for ever
+    in_front: bool = False  # put the task before all others, not after them
+    #: A `holders.successor_text` that names this task to those that it replaces; and the seconds
+    #: after which the holder is ended, None to leave the holder alone.
     replace: tuple[str, float | None] | None = None
+    #: Unix time of the task's arrival by the lock server's clock, to tell which of two tasks is
+    #: newer; None if only its age is known.
     arrived: float | None = None
-    received: float | None = None
+    received: float | None = None  # when a worker received the task, on `clock`, if known
+    #: Which worker received it and when, by which the server tells the order of two of one worker;
+    #: "" if that is not known.
     receipt: str = ""
+    #: Seconds without a newer task in the slot after which it is published, and seconds since the
+    #: slot's first task after which it is published in any case.
     quiet: tuple[float, float] | None = None
-    in_doubt: bool = False
+    in_doubt: bool = False  # a request of its delivery for the lock may still be on its way
 
 
 class Parked(NamedTuple):
-    """The task waits in the room.
+    """The task waits in the room."""
 
-    Attributes:
-        replaced: the entries that it replaced, by their ids.
-        offered: the entry to publish now, or None.
-        due_in: seconds until the next look at the waiting room.
-        holder: who has the lock, or one of its slots; None if nobody has it.
-        suspension: what keeps the task from the lock; or None.
-    """
-
-    replaced: dict[str, str]
-    offered: Offered | None = None
-    due_in: float | None = None
-    holder: Holder | None = None
-    suspension: Suspension | None = None
+    replaced: dict[str, str]  # the entries that it replaced, by their ids
+    offered: Offered | None = None  # to publish now
+    due_in: float | None = None  # seconds until the next look at the waiting room
+    holder: Holder | None = None  # who has the lock, or one of its slots
+    suspension: Suspension | None = None  # what keeps the task from the lock
 
 
 class Free(NamedTuple):
@@ -255,64 +179,41 @@ class Full(NamedTuple):
 
 
 class Look(NamedTuple):
-    """The answer to `rooms.look`.
+    """The answer to `rooms.look`."""
 
-    Attributes:
-        due_in: seconds until the next look; None if the room is empty.
-        offered: the entry to publish now, or None.
-        too_long: members of the room that no worker took for too long.
-        ended: replaced entries that may have no result yet: the task id of the successor and the
-            parked message, by entry ids.
-    """
-
-    due_in: float | None
-    offered: Offered | None
-    too_long: list[str]
+    due_in: float | None  # seconds until the next look; None if the room is empty
+    offered: Offered | None  # to publish now
+    too_long: list[str]  # members of the room that no worker took for too long
+    #: Replaced entries that may have no result yet: the task id of the successor and the parked
+    #: message, by entry ids.
     ended: dict[str, tuple[str, str]]
 
 
 class Extension(NamedTuple):
-    """What one lock's extension needs.
-
-    Attributes:
-        claim: the claim that has the lock.
-        stored: the value as the server has it; its opening is enough if `retake` is False.
-        fence: the acquisition's fence.
-        retake: take the lock again if it has vanished.
-        counter: the bucket's fence counter when the lock was last known to be ours. If it has since
-            risen, another run may have had a lock that vanished: the lock is not taken again.
-        max_hold: seconds after which the server no longer extends the lock, for a caller that does
-            not know when the lock was acquired; None if the holder itself counts them.
-        description: what the body says of itself; None if it has said nothing.
-    """
+    """What one lock's extension needs."""
 
     claim: Claim
-    stored: str
+    stored: str  # the value as the server has it; its opening is enough if `retake` is False
     fence: int
-    retake: bool
+    retake: bool  # take the lock again if it has vanished
+    #: The bucket's fence counter when the lock was last known to be ours. If it has since risen,
+    #: another run may have had a lock that vanished: the lock is not taken again.
     counter: int = 0
+    #: Seconds after which the server no longer extends the lock, for a caller that does not know
+    #: when the lock was acquired; None if the holder itself counts them.
     max_hold: float | None = None
-    description: str | None = None
+    description: str | None = None  # what the body says of itself; None if it has said nothing
 
 
 class Extended(NamedTuple):
-    """The reply to an extension.
+    """The reply to an extension."""
 
-    Attributes:
-        outcome: `EXTENDED`, `RETAKEN` or `NOT_OURS`.
-        counter: the bucket's fence counter.
-        replaced_by: the newer run that waits for this one to end, or None.
-        ends_in: seconds after which this run is ended for the newer one.
-        broken_by: the operator who broke the lock; "" if not known; None if nobody did.
-        is_repaired: of independent servers, some had not the lock any more and took it again.
-    """
-
-    outcome: int
-    counter: int
-    replaced_by: Holder | None = None
-    ends_in: float = 0.0
-    broken_by: str | None = None
-    is_repaired: bool = False
+    outcome: int  # `EXTENDED`, `RETAKEN` or `NOT_OURS`
+    counter: int  # the bucket's fence counter
+    replaced_by: Holder | None = None  # the newer run that waits for this one to end
+    ends_in: float = 0.0  # seconds after which this run is ended for the newer one
+    broken_by: str | None = None  # who broke the lock; "" if not known; None if nobody did
+    is_repaired: bool = False  # some independent servers had lost the lock and took it again
 
     @property
     def takes_again(self) -> bool:

@@ -17,51 +17,32 @@ UNKNOWN_TTL: Final = 6.0
 
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Call(Generic[T]):
-    """One exchange with a lock server. Safe to repeat.
+    """One exchange with a lock server. Safe to repeat."""
 
-    Attributes:
-        script: the name of the script, in `scripts/`.
-        keys: all keys that the script touches, in one hash slot. The first one is a text.
-        args: the script's arguments.
-        read: makes the answer from the reply and the time when the request was sent, on `clock`.
-        ttl: the lock's ttl. It determines how long the server may take to answer.
-        takes: the call takes a new lock, so it must wait while a server that came back holds off.
-        recurs: the same keys are likely to be sent again, so their packed form is kept.
-        wider: makes the call to make in place of this one, from a reply that names what else the
-            script would touch; None if the reply is the answer.
-        undo: makes the call that gives back what this call may have taken.
-        in_doubt: the call may have been carried out before, and its reply got lost; or independent
-            servers do not agree. Then "not ours" is no proof of a loss.
-    """
-
-    script: str
-    keys: tuple[Any, ...]
+    script: str  # its name, in `scripts/`
+    keys: tuple[Any, ...]  # all that the script touches, in one hash slot; the first is a text
     args: tuple[Any, ...]
-    read: Callable[[Any, float], T]
-    ttl: float
-    takes: bool = False
-    recurs: bool = False
+    read: Callable[[Any, float], T]  # given the reply, and when the request was sent, on `clock`
+    ttl: float  # the lock's, in seconds; it determines how long the server may take to answer
+    takes: bool = False  # a new lock, so it must wait while a server that came back holds off
+    recurs: bool = False  # the same keys are likely to be sent again, so their packed form is kept
+    #: Makes the call to make in place of this one, from a reply that names what else the script
+    #: would touch; None if the reply is the answer.
     wider: Callable[[Any], Call[T] | None] | None = None
-    undo: Callable[[], Call[Any]] | None = None
+    undo: Callable[[], Call[Any]] | None = None  # gives back what this may have taken
+    #: The call may have been carried out before, and its reply got lost; or independent servers do
+    #: not agree. Then "not ours" is no proof of a loss.
     in_doubt: bool = False
 
 
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Query(Generic[T]):
-    """Plain commands in one round trip. Safe to repeat.
-
-    Attributes:
-        commands: the commands.
-        read: makes the answer from the replies. A key of another type has an exception as its
-            reply.
-        key: the key of the lock that the commands are about, or "".
-        ttl: see `Call`.
-    """
+    """Plain commands in one round trip. Safe to repeat."""
 
     commands: Sequence[Sequence[Any]]
-    read: Callable[[list[Any]], T]
-    key: str = ""
-    ttl: float = UNKNOWN_TTL
+    read: Callable[[list[Any]], T]  # a key of another type has an exception as its reply
+    key: str = ""  # of the lock that the commands are about, or ""
+    ttl: float = UNKNOWN_TTL  # see `Call`
 
 
 def offered_in(reply: Sequence[Any]) -> Offered | None:

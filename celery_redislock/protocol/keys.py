@@ -130,10 +130,8 @@ def head_of(key: str) -> str:
 
 
 def keys_of_lock_id(prefix: str, lock_id: str) -> LockKeys:
-    """The keys of the lock with this lock id, which comes from a message or from the server.
-
-    Raises:
-        ValueError: it is no lock id.
+    """The keys of the lock with this lock id, which comes from a message or from the server. Raises
+    `ValueError` if it is no lock id.
     """
     return lock_keys(prefix, lock_id.partition("|")[2], limit_of_lock_id(lock_id))
 
@@ -160,12 +158,8 @@ def lock_pattern(prefix: str) -> str:
 
 
 def sweep_key(prefix: str, broker: str, workers: str) -> str:
-    """The key that says that one of these workers has looked at all rooms lately.
-
-    Args:
-        prefix: what every key begins with.
-        broker: a digest of these workers' broker.
-        workers: a digest of what else these workers have in common.
+    """The key that says that one of these workers has looked at all rooms lately. `broker` and
+    `workers` are digests: of their broker, and of what else they have in common.
     """
     return f"{prefix}:sweep:{broker}:{workers}"
 

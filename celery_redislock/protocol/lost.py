@@ -18,24 +18,15 @@ MARK_LIVES: Final = 15.0
 
 
 class Lost(NamedTuple):
-    """A run that goes on without its lock.
+    """A run that goes on without its lock."""
 
-    Attributes:
-        holder: who it is, with the fence of its acquisition.
-        why: why it lost the lock; "" if not known.
-    """
-
-    holder: Holder
-    why: str
+    holder: Holder  # with the fence of its acquisition
+    why: str  # it lost the lock; "" if not known
 
 
 def mark_text(value: str, why: str, now: float) -> str:
-    """The mark of a run with this value.
-
-    Args:
-        value: the lock's value, as it was stored.
-        why: why the lock was lost.
-        now: the server's time, a Unix time in seconds.
+    """The mark of a run whose lock had this stored value. `now` is Unix time by the server's
+    clock.
     """
     return f'{(now + MARK_LIVES) * 1000:.0f}|{value[:-1]},"lost":{json.dumps(why)}}}'
 

@@ -55,12 +55,8 @@ def counted(answers: Sequence[Any], majority: int) -> Any:
 
 
 def is_in_doubt(answers: Sequence[Any], sure: Sequence[Any], majority: int) -> bool:
-    """Whether neither a majority of servers had what a call settles, nor a majority had it not.
-
-    Args:
-        answers: the servers' answers.
-        sure: those of them that come from no repetition, which finds what the first try has done.
-        majority: how many are one.
+    """Whether neither a majority of servers had what a call settles, nor a majority had it not. The
+    `sure` answers come from no repetition, which finds what the first try has done.
     """
     return len(sure) - _agreeing(sure) < majority > _agreeing(answers)
 

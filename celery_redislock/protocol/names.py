@@ -24,23 +24,17 @@ class NoLock(ValueError):
 
 
 class KeyMaker:
-    """Makes the lock names of one task's calls.
+    """Makes the lock names of one task's calls. Raises `ConfigError` if `lock_key` does not fit the
+    signature or `lock_headers`.
 
     A call needs only the arguments that `lock_key` names. Others may be missing, or unknown to the
     signature: a decorator or a receiver of `task_prerun` may add or remove them.
 
     Args:
-        task: the task's name.
-        function: what the task runs, for its signature.
-        lock_key: the value of the option.
         normalise: carries a value through the task's serializer and back, so that a default in the
             signature looks as if it had been sent; None if calls are not sent.
         option: the option's name in error messages: `lock_label` is such a template too.
-        headers: the value of the option `lock_headers`.
         kind: what is called, in error messages.
-
-    Raises:
-        ConfigError: `lock_key` does not fit the signature or `lock_headers`.
     """
 
     def __init__(
@@ -100,12 +94,8 @@ class KeyMaker:
         kwargs: Mapping[str, Any],
         headers: Mapping[str, Any] = NO_HEADERS,
     ) -> str:
-        """The lock's name for a call with these arguments, as they arrive at the worker.
-
-        Args:
-            args: the call's arguments.
-            kwargs: the call's keyword arguments.
-            headers: its message's headers, or a request.
+        """The lock's name for a call with these arguments, as they arrive at the worker, and with
+        the headers of its message, or a request.
 
         Raises:
             TypeError: the call lacks an argument that `lock_key` names; or a header that
@@ -169,11 +159,7 @@ class KeyMaker:
         return name
 
     def _named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of this call that `lock_key` names.
-
-        Raises:
-            TypeError: the call lacks one of them.
-        """
+        """The arguments of this call that `lock_key` names. Raises `TypeError` if it lacks one."""
         if not self._chosen:
             return {}
         bound = self._bound(args, kwargs)
@@ -346,16 +332,8 @@ def _fields(template: str) -> Iterator[str]:
 
 
 def check_callable(where: str, kind: str, function: Callable[..., Any], calls: Signature) -> None:
-    """Check that an option's callable can be called as the function is.
-
-    Args:
-        where: the option, for the error message.
-        kind: what is called, such as "task".
-        function: the callable.
-        calls: the signature of what is called.
-
-    Raises:
-        ConfigError: no call fits both.
+    """Check that an option's callable can be called as the function with the signature `calls` is,
+    which is a `kind` such as "task". Raises `ConfigError` if no call fits both.
     """
     try:
         signature = inspect.signature(function)
@@ -375,17 +353,9 @@ def check_callable(where: str, kind: str, function: Callable[..., Any], calls: S
 
 
 class WithDefaults:
-    """Calls an option's callable with a call's arguments, and the defaults of those left out: in
-    their order, or, if the callable does not take them so, by their names.
-
-    Args:
-        where: the option, for the error message.
-        kind: what is called, such as "task".
-        option: the callable.
-        function: what is called, for its signature.
-
-    Raises:
-        ConfigError: the callable does not take all arguments of a call.
+    """Calls an option's callable with the arguments of a call of the function, and the defaults of
+    those left out: in their order, or, if the callable does not take them so, by their names.
+    Raises `ConfigError` if it does not take all of them.
     """
 
     def __init__(

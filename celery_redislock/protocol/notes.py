@@ -28,17 +28,11 @@ LASTING: Final = "+"
 
 
 class Note(NamedTuple):
-    """A done note.
+    """A done note."""
 
-    Attributes:
-        kind: `ENDED`, `EXPECTS_RESULT` or `PUBLISHING`; or `REPLACED`.
-        sent: the identity of the attempt's message, "" if it has none.
-        replaced_by: the task that replaced the attempt, which therefore must not run; or None.
-    """
-
-    kind: str
-    sent: str = ""
-    replaced_by: Holder | None = None
+    kind: str  # `ENDED`, `EXPECTS_RESULT` or `PUBLISHING`; or `REPLACED`
+    sent: str = ""  # the identity of the attempt's message, "" if it has none
+    replaced_by: Holder | None = None  # it replaced the attempt, which must not run
 
     def is_of_another_message(self, sent: str) -> bool:
         """Whether the note is about another message than the one with this identity."""

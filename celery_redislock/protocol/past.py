@@ -56,27 +56,16 @@ _TURNED_AWAY: Final = rf',"turned_away":{_NUMBER}\b'
 
 
 class Past(NamedTuple):
-    """A run that had a lock.
+    """A run that had a lock."""
 
-    Attributes:
-        lock_id: the lock's id, see `keys`.
-        holder: who had the lock, as the lock's value says.
-        fence: the fencing token of its acquisition.
-        began: Unix time, by the lock server's clock.
-        took: seconds for which the run had the lock; None if not known.
-        how: how the run ended; None if no end is recorded.
-        turned_away: how many duplicates ended without a run because of it.
-        token: the token of its acquisition.
-    """
-
-    lock_id: str
-    holder: Holder
-    fence: int
-    began: float
-    took: float | None = None
-    how: str | None = None
-    turned_away: int = 0
-    token: str = ""
+    lock_id: str  # see `keys`
+    holder: Holder  # as the lock's value says
+    fence: int  # of its acquisition
+    began: float  # Unix time, by the lock server's clock
+    took: float | None = None  # seconds for which the run had the lock, if known
+    how: str | None = None  # how the run ended; None if no end is recorded
+    turned_away: int = 0  # how many duplicates ended without a run because of it
+    token: str = ""  # of its acquisition
 
     @property
     def name(self) -> str:
@@ -91,12 +80,8 @@ class _End(NamedTuple):
 
 
 def end_text(fence: int, took: float, how: str) -> str:
-    """The end of a run, as the history records it. A caller that lacks the fence sends only `how`.
-
-    Args:
-        fence: the acquisition's fence.
-        took: seconds since the acquisition.
-        how: how the run ended.
+    """The end of a run, as the history records it: its fence, the seconds since the acquisition,
+    and how it ended. A caller that lacks the fence sends only `how`.
     """
     return f"{fence}|{int(took * 1000)}|{how}"
 

@@ -28,12 +28,8 @@ DROP_COUNT: Final = 50
 def park(
     claim: Claim, parking: Parking, replaces: Sequence[bytes] = ()
 ) -> Call[Parked | Free | Full | Older | Done]:
-    """Put a task into the lock's waiting room.
-
-    Args:
-        claim: the task's claim.
-        parking: how to park it.
-        replaces: the ids of those that it replaces, as far as known. The server names the others.
+    """Put a task into the lock's waiting room. `replaces` are the ids of those that it replaces, as
+    far as known: the server names the others.
     """
     by, grace = parking.replace or ("", None)
     most = "" if parking.limit is None else parking.limit
@@ -80,16 +76,11 @@ def _park_answer(claim: Claim, reply: Any, sent_at: float) -> Parked | Free | Fu
 
 
 def look(of: LockKeys, ttl: float, longest: float, passed_over: Sequence[str] = ()) -> Call[Look]:
-    """Look after a waiting room, and learn which task must be published now.
+    """Look after a waiting room, and learn which task must be published now. It is not one of the
+    members that are `passed_over`, which this caller cannot publish. The reply also names tasks
+    that no worker has taken for `longest` seconds since they were first published.
 
     The task stays in the room until it takes the lock, so it is not lost if the caller dies.
-
-    Args:
-        of: the lock's keys.
-        ttl: seconds; they determine how long the server may take to answer.
-        longest: seconds since a task was first published after which the reply names it, if no
-            worker has taken it.
-        passed_over: the members of the room that this caller cannot publish.
     """
     keys = (
         *(of.lock, of.room, of.entries, of.rooms, of.ended, of.deadlines),
@@ -119,17 +110,13 @@ def drop(
     members: Sequence[str] = (),
     noted: Sequence[bytes] = (),
 ) -> Call[dict[str, str]]:
-    """Take up to `DROP_COUNT` tasks out of the room. They will not run. The caller must store their
-    results; if it does not, a worker does. The answer has the parked messages by entry ids. It has
-    fewer than `DROP_COUNT` if no more are left.
+    """Take up to `DROP_COUNT` tasks out of the room, by their members or else the first ones. They
+    will not run. The caller must store their results; if it does not, a worker does. The answer has
+    the parked messages by entry ids, fewer than `DROP_COUNT` if no more are left.
 
-    Args:
-        of: the lock's keys.
-        ttl: seconds; they determine how long the server may take to answer.
-        in_favour_of: the id of the task whose duplicates these tasks are, or "".
-        done_ttl: seconds for which the tasks' messages may still be on their way.
-        members: the tasks' members in the room; the first ones if none are given.
-        noted: the ids of these tasks, as far as known. The server names the others.
+    The tasks are duplicates of the one whose id is `in_favour_of`, or of none: "". Their messages
+    may still be on their way for `done_ttl` seconds. `noted` are their ids, as far as known: the
+    server names the others.
     """
     keys = (
         *(of.room, of.entries, of.rooms, of.ended, of.deadlines, of.sent),
@@ -156,11 +143,9 @@ def _dropped_answer(reply: Any, sent_at: float) -> dict[str, str]:
 
 
 def goes_on_elsewhere(claim: Claim, own: Sequence[str]) -> Query[bool]:
-    """Whether a delivery's attempt is in the waiting room, or runs as another delivery.
-
-    Args:
-        claim: the claim of the delivery, which has ended.
-        own: the tokens under which the lock may be kept for that delivery's message or retry.
+    """Whether the attempt of a delivery, which has ended, is in the waiting room, or runs as
+    another delivery. Its `own` tokens are those under which the lock may be kept for its message or
+    retry.
     """
     of = claim.keys
     slot = entries.slot_of(claim.task)
@@ -195,13 +180,9 @@ def forget_ended(of: LockKeys, entry_id: str, ttl: float) -> Query[None]:
 
 
 def due_rooms(rooms: Sequence[str], ahead: float, now: float) -> Query[list[tuple[float, str]]]:
-    """The waiting rooms that somebody must look at within `ahead` seconds. The answer, in order of
+    """The waiting rooms that somebody must look at within `ahead` seconds, by the `rooms` keys of
+    some buckets, all in one Redis server. `now` is Unix time by its clock. The answer, in order of
     time, has the seconds until then and the lock's id.
-
-    Args:
-        rooms: the `rooms` keys of some buckets, all in one Redis server.
-        ahead: seconds.
-        now: the server's time, a Unix time in seconds.
     """
     until = int((now + ahead) * 1000)
     commands = [("ZRANGEBYSCORE", key, "-inf", until, "WITHSCORES") for key in rooms]

@@ -22,11 +22,7 @@ class Turn:
         self._taken: dict[int, tuple[object, float]] = {}
 
     def take(self, mine: object, seconds: float) -> bool:
-        """Take the turn for so many seconds at most.
-
-        Returns:
-            Whether it was nobody's.
-        """
+        """Take the turn for so many seconds at most. Returns whether it was nobody's."""
         taken = (mine, clock() + seconds)
         known = self._taken.setdefault(os.getpid(), taken)
         if known is not taken and clock() >= known[1]:

@@ -22,15 +22,11 @@ RETRY_EVERY: Final = 0.1
 
 
 class Try(NamedTuple):
-    """Ask for the lock.
-
-    Attributes:
-        call: the call to make.
-        hold_off: seconds that the caller can wait for a restarted server's hold-off to end; None
-            for the whole hold-off, a third of the ttl.
-    """
+    """Ask for the lock."""
 
     call: Call[Answer]
+    #: Seconds that the caller can wait for a restarted server's hold-off to end; None for all of
+    #: it, a third of the ttl.
     hold_off: float | None
 
 
@@ -40,16 +36,11 @@ class Block(NamedTuple):
     The request is pipelined behind the block, so a waiter that is woken has the lock without
     another round trip. A waiter whose block times out asks like one that was woken: at worst it
     takes a lock that is kept for another waiter, which then waits on.
-
-    Attributes:
-        call: the call to make.
-        wake: the key of the list to block on.
-        seconds: the longest block.
     """
 
     call: Call[Answer]
-    wake: str
-    seconds: float
+    wake: str  # the key of the list to block on
+    seconds: float  # the longest block
 
 
 class Sleep(NamedTuple):
@@ -64,15 +55,12 @@ Step: TypeAlias = Try | Block | Sleep
 def waiting(
     claim: Claim, timeout: float | None, for_message: bool = True
 ) -> Generator[Step, Answer | None, Answer]:
-    """The steps of a wait. They ask again when the lock is released, and when it may have expired.
+    """The steps of a wait of so many seconds, or without end. They ask again when the lock is
+    released, and when it may have expired; with `for_message` also while it is kept for a message
+    in the queue.
 
     The caller sends each step's answer, or None if there is none or it came too late to rely on.
     The caller throws `LockUnavailable` if the server did not answer.
-
-    Args:
-        claim: the claim.
-        timeout: seconds; None waits for ever.
-        for_message: wait also while the lock is kept for a message in the queue.
     """
     give_up = None if timeout is None else clock() + timeout
     answer: Answer | None = None
