@@ -168,13 +168,8 @@ class AsyncAcquisition:
     # -- acquiring ------------------------------------------------------------------------
 
     async def _acquire(self, timeout: float | None) -> bool:
-        """Take the lock. If this is cancelled or fails, what the server gave is given back.
-
-        Args:
-            timeout: seconds to wait; None for ever, 0 to try once.
-
-        Raises:
-            LockUnavailable: the server did not answer in time.
+        """Take the lock, within so many seconds, or without end. If this is cancelled or fails,
+        what the server gave is given back.
         """
         try:
             with out_of_sight():
@@ -311,10 +306,8 @@ class AsyncAcquisition:
         return (settled.ours or lease.is_undone) and not lease.is_lost
 
     async def _leave(self, failed: bool) -> None:
-        """Release the lock at the end of a block.
-
-        Raises:
-            LockLost: it was lost, and the block ended without an error of its own.
+        """Release the lock at the end of a block. Raises `LockLost` if it was lost, and the block
+        ended without an error of its own.
         """
         if not self._is_ended:
             await self._give_back()
@@ -345,9 +338,6 @@ class AsyncAcquisition:
 class _Begin:
     """Notices that a coroutine is dropped that was to release a lock, and has not begun: a task was
     cancelled first. Only that coroutine refers to it.
-
-    Attributes:
-        has_begun: the coroutine has begun.
     """
 
     def __init__(self, held: AsyncAcquisition, release: Release) -> None:
@@ -370,8 +360,7 @@ class Lost:
         if held.lost: ...
         await held.lost.wait()
 
-    Args:
-        held: the acquisition; None if there is none, which is not lost.
+    What was never acquired is not lost.
     """
 
     def __init__(self, held: AsyncAcquisition | None) -> None:
@@ -384,11 +373,7 @@ class Lost:
         return f"<Lost {bool(self)}>"
 
     async def wait(self) -> bool:
-        """Wait until the lock is lost, or released.
-
-        Returns:
-            Whether it was lost.
-        """
+        """Wait until the lock is lost, or released. Returns whether it was lost."""
         return self._held is not None and await self._held._ends()
 
     def __await__(self) -> Generator[Any, None, bool]:

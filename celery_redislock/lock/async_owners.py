@@ -16,11 +16,7 @@ logger = get_logger()
 
 
 class Acquisitions:
-    """What tasks acquired by one `AsyncRedisLock`.
-
-    Args:
-        lock: the object.
-    """
+    """What tasks acquired by one `AsyncRedisLock`."""
 
     def __init__(self, lock: Any) -> None:
         self._lock = weakref.ref(lock)

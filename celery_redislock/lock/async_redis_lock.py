@@ -221,11 +221,7 @@ class AsyncRedisLock(NamedLock):
         return None if held is None else held._lease
 
     def _found(self, held: AsyncAcquisition | None) -> AsyncAcquisition:
-        """What a task acquired.
-
-        Raises:
-            LockLost: it has nothing.
-        """
+        """What a task acquired. Raises `LockLost` if that is nothing."""
         if held is None:
             self._bind()
             raise LockLost(self.key)

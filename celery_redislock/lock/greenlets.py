@@ -130,9 +130,7 @@ class Hub(Protocol):
 
     def call_soon(self, call: Call) -> bool:
         """Make this call in the hub's thread, where it must not wait. Any thread may ask for that.
-
-        Returns:
-            False if the hub is gone.
+        Returns False if the hub is gone.
         """
 
     def spawn(self, call: Call) -> None:

@@ -37,16 +37,10 @@ IDLE: Final = 60.0
 
 
 class Extendable(Protocol):
-    """A lock that the heartbeat keeps alive.
+    """A lock that the heartbeat keeps alive."""
 
-    Attributes:
-        ttl: seconds that the lock outlives its holder.
-        next_beat: when to extend the lock next, on `clock`.
-        server: the lock's server.
-    """
-
-    ttl: float
-    next_beat: float
+    ttl: float  # seconds that the lock outlives its holder
+    next_beat: float  # when to extend the lock next, on `clock`
 
     @property
     def server(self) -> Server: ...
@@ -57,12 +51,8 @@ class Extendable(Protocol):
         """
 
     def answered(self, reply: Extended | LockUnavailable, sent_at: float, discarded: bool) -> None:
-        """Take the reply to an extension.
-
-        Args:
-            reply: the server's reply, or the reason for having none.
-            sent_at: when the extension was sent, on `clock`.
-            discarded: the lease was discarded meanwhile, without waiting for this reply.
+        """Take the reply to an extension that was sent at that time, on `clock`, or the reason for
+        having none. `discarded`: the lease was discarded meanwhile, without waiting for this reply.
         """
 
 
@@ -115,14 +105,8 @@ class Heartbeat:
             raise
 
     def discard(self, lease: Extendable, wait: bool = True) -> bool:
-        """Stop extending this lease.
-
-        Args:
-            lease: the lease.
-            wait: wait for an extension under way, within bounds.
-
-        Returns:
-            Whether an extension may still reach the server: one was under way, or had no reply.
+        """Stop extending this lease. With `wait`, wait for an extension under way, within bounds.
+        Returns whether an extension may still reach the server: one was under way, or had no reply.
         """
         ref = weakref.ref(lease)
         self._leases.pop(ref, None)

@@ -45,27 +45,19 @@ class Lease(Right):
     The heartbeat refers to this object weakly, so that a lock that its owner dropped expires.
 
     Attributes:
-        server: where the lock is.
         key: the lock's whole key in Redis.
         ttl: seconds that the lock outlives a dead holder.
         fence: an int that rises with every acquisition of the key. Pass it to the resource, which
             must refuse a lower one than it has seen. That gives correctness; the lock alone does
             not (Kleppmann, "How to do distributed locking", 2016). 0 while not acquired.
-        heir: the task's next message, to which the lock is left when the run ends, or None.
-        unheard: the release to repeat, if the server did not answer it; else None.
-        beats: the heartbeat extends the lock.
-        is_orphaned: whoever could release the lock is gone. See `orphan`.
-        loss_is_told: the loss was logged, and `on_lost` was called.
-        teller: what logs for this lock, where threads are patched.
-        pid: the process that holds the lock.
     """
 
-    heir: Heir | None = None
+    heir: Heir | None = None  # the task's next message, to which the lock is left when the run ends
     #: Seconds for which the lock is to stay taken after the run, if its body asked for that.
     pause_for: float | None = None
-    unheard: Release | None = None
-    is_orphaned = loss_is_told = False
-    teller = AT_ONCE
+    unheard: Release | None = None  # to repeat: the server did not answer it
+    is_orphaned = loss_is_told = False  # told: logged, and `on_lost` was called
+    teller = AT_ONCE  # what logs for this lock, where threads are patched
 
     def __init__(
         self,
@@ -188,11 +180,7 @@ class Lease(Right):
     def acquire(
         self, hold_off: float | None = None, again: bool = False, note: str = ""
     ) -> Acquired | Busy | Done:
-        """Try once to take the lock. See `calls.acquire` and `Server.run`.
-
-        Raises:
-            LockUnavailable: the server did not answer in time.
-        """
+        """Try once to take the lock. See `calls.acquire` and `Server.run`."""
         self.asked = True
         call = acquire(self.claim, "try", again, note)
         try:
@@ -211,13 +199,8 @@ class Lease(Right):
         on_busy: Callable[[Busy], None] | None = None,
         for_message: bool = True,
     ) -> Acquired | Busy | Done:
-        """Wait until the lock is taken. See `waiting`.
-
-        Args:
-            timeout: seconds; None waits for ever.
-            on_busy: called with each answer that somebody else has the lock, except the answer
-                that is returned.
-            for_message: wait also while the lock is kept for a message in the queue.
+        """Wait until the lock is taken, see `waiting`. `on_busy` is called with each answer that
+        somebody else has the lock, except the answer that is returned.
         """
         return self._go(waiting(self.claim, timeout, for_message), on_busy)
 
@@ -226,14 +209,9 @@ class Lease(Right):
         return self._go(self.extending(retake))
 
     def release(self, release: Release = Release(), how: str = past.NOT_RUN) -> Settled | None:  # noqa: B008
-        """Release the lock. Safe to call twice, late, or after a loss. See `calls.settle`.
-
-        Args:
-            release: how to release it. The lease sets `run_end` and `stray`.
-            how: how the run ended, for the history.
-
-        Returns:
-            The server's reply; None if the server was not asked, or did not answer.
+        """Release the lock, and tell the history how the run ended. Safe to call twice, late, or
+        after a loss. See `calls.settle`; the lease sets `run_end` and `stray`. None if the server
+        was not asked, or did not answer.
         """
         if self.is_over or not self.asked or self.pid != os.getpid():
             return None
@@ -271,9 +249,7 @@ class Lease(Right):
 
     def leave_to(self, heir: Heir, how: str = past.NOT_RUN) -> bool:
         """Leave the lock to a message of this task now. `how` tells the history how the run ended.
-
-        Returns:
-            Whether the lock was still ours.
+        Returns whether the lock was still ours.
         """
         if self.given_back:
             return False

@@ -29,22 +29,13 @@ L = TypeVar("L", bound="NamedLock")
 
 
 class _CallsName(str):
-    """The name of the lock of a task's call, which is no template.
+    """The name of the lock of a task's call, which is no template."""
 
-    Attributes:
-        limit: how many may hold the lock at once.
-    """
-
-    limit = 1
+    limit = 1  # how many may hold the lock at once
 
 
 class NamedLock(ABC):
-    """A lock by its name. See `RedisLock` for the arguments.
-
-    Attributes:
-        name: the lock's name, its template, or the callable.
-        ttl: seconds that the lock outlives a dead holder.
-    """
+    """A lock by its name. See `RedisLock` for the arguments."""
 
     _is_async = False
 
@@ -157,11 +148,9 @@ class NamedLock(ABC):
         )
 
     def _keys_of_calls(self, function: Any) -> Callable[[Any, Any], LockKeys]:
-        """The keys of the lock for a call of this function, which the lock decorates.
-
-        Raises:
-            ConfigError: the function's body would run without the lock; or the name does not fit
-                its signature.
+        """The keys of the lock for a call of this function, which the lock decorates. Raises
+        `ConfigError` if its body would run without the lock, or the name does not fit its
+        signature.
         """
         _check_decorated(self, function)
         called = getattr(function, "__qualname__", repr(function))
@@ -208,11 +197,8 @@ def _check_decorated(lock: NamedLock, function: Any) -> None:
 
 
 def check_result(lock: NamedLock, function: Any, result: Any) -> None:
-    """Refuse what a decorated function has returned, if its body has not run yet: a decorator hides
-    an `async def`.
-
-    Raises:
-        ConfigError: it is refused.
+    """Refuse with a `ConfigError` what a decorated function has returned, if its body has not run
+    yet: a decorator hides an `async def`.
     """
     if isinstance(result, CoroutineType | AsyncGeneratorType):
         if isinstance(result, CoroutineType):

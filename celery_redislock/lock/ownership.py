@@ -20,12 +20,8 @@ Task: TypeAlias = "weakref.ref[asyncio.Task[Any]] | None"
 
 
 class Request:
-    """A request for a lock. The lock keeps what was acquired for it as long as a context does.
-
-    Attributes:
-        task: the task that asked.
-        work: the coroutine that asks the server; None once it is dropped.
-        acquired: what was acquired for it; None if that is nothing, or dropped.
+    """A request for a lock. The lock keeps what was acquired for it as long as a context does:
+    `work`, the coroutine that asks the server, and `acquired` return None for what is dropped.
     """
 
     def __init__(self, task: Task) -> None:
@@ -80,10 +76,8 @@ def runs(task: Task) -> bool:
 
 
 def note_request(lock: weakref.ref[Any]) -> tuple[Request, list[Request]]:
-    """Note in this context that its task asks for this lock from now on.
-
-    Returns:
-        The request, and what the task asked for earlier and holds or may get.
+    """Note in this context that its task asks for this lock from now on. The answer is the request,
+    and what the task asked for earlier and holds or may get.
     """
     task = this_task()
     known = {each: requests for each, requests in _known().items() if each() is not None}

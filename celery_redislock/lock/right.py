@@ -39,19 +39,12 @@ class Ask(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """What a right may find out, and how it is logged.
-
-    Attributes:
-        level: the level.
-        text: the line; "" for none.
-        names: what goes into the line: the key, the holder, the reason `why`, or `by`.
-        outcome: the outcome, for machines.
-    """
+    """What a right may find out, and how it is logged."""
 
     level: int
-    text: str
-    names: str
-    outcome: str = ""
+    text: str  # of the line; "" for none
+    names: str  # what goes into the line: the key, the holder, the reason `why`, or `by`
+    outcome: str = ""  # for machines
 
 
 LOST: Final = Kind(logging.ERROR, "LOST %s, held by %s: %s", "key holder why", "lost")
@@ -79,21 +72,13 @@ TAKEN_AGAIN: Final = Kind(
 
 
 class News(NamedTuple):
-    """What a right found out.
-
-    Attributes:
-        kind: what that is.
-        why: why the lock was lost, or could not be extended.
-        by: the run that waits for this one to end.
-        late: seconds by which an extension was late; None if the news is not that of one.
-        ends: the run is to hear that it must end. It hears that once.
-    """
+    """What a right found out."""
 
     kind: Kind
-    why: str = ""
-    by: Holder | None = None
-    late: float | None = None
-    ends: bool = False
+    why: str = ""  # the lock was lost, or could not be extended
+    by: Holder | None = None  # the run that waits for this one to end
+    late: float | None = None  # seconds by which an extension was late; None if it was none
+    ends: bool = False  # the run is to hear that it must end, which it hears once
 
 
 def beat_every(ttl: float, listens: bool) -> float:
@@ -110,15 +95,9 @@ class Right:
     the lock was given back; a loss that only the release finds out is told then.
 
     Attributes:
-        claim: the lock and the token.
-        key: the lock's whole key in Redis.
-        ttl: seconds that the lock outlives a dead holder.
-        fence: the fence of this acquisition; 0 while not acquired. See `Lease`.
-        stored: the lock's value, as it was stored on the server.
-        acquired_at: when the lock was acquired, on `clock`.
-        deadline: when the right ends, on `clock`.
-        next_beat: when to extend the lock next, on `clock`.
+        fence: of this acquisition; 0 while not acquired. See `Lease`.
         counter: the bucket's fence counter when the lock was last known to be ours.
+        stored: the lock's value, as it was stored on the server.
         asked: we have asked for the lock, so the server may have given it to us, or may yet.
         in_doubt: a request for the lock had no reply: it may reach the server at any time.
         unanswered: how many extensions may reach the server at any time, and retake the lock.
@@ -127,19 +106,15 @@ class Right:
         is_undone: an extension took the lock again, and that was, or is being, undone.
         tried_to_release: the server may have given the lock back already.
         is_lost: ownership can no longer be confirmed. It stays True.
-        replaced_by: the task for which the run must end, or None.
-        lost_because: why the lock was lost, for people.
-        description: what the holder says of itself, which each extension brings to the server; None
-            if it has said nothing.
     """
 
     # Defaults are on the class: each task that runs makes one such object, and few change them.
     fence = counter = unanswered = 0
     stored = lost_because = ""
-    acquired_at = deadline = next_beat = 0.0
+    acquired_at = deadline = next_beat = 0.0  # on `clock`
     asked = in_doubt = is_over = is_released = is_undone = tried_to_release = is_lost = False
-    replaced_by: Holder | None = None
-    description: str | None = None
+    replaced_by: Holder | None = None  # the task for which the run must end
+    description: str | None = None  # what the holder says of itself, which each extension brings
     _is_troubled = False
 
     def __init__(self, claim: Claim, max_hold: float | None = None, listens: bool = False) -> None:
@@ -155,15 +130,9 @@ class Right:
     # -- the beginning --------------------------------------------------------------------
 
     def take(self, answer: Answer, at: float | None = None) -> Answer | None:
-        """Take the answer to a request for the lock.
-
-        Args:
-            answer: the answer.
-            at: when it came; None if that was about when it was sent. The right counts from before
-                a block, as nobody knows when the block ended.
-
-        Returns:
-            The answer; None if it came too late to rely on.
+        """Take the answer to a request for the lock, which came at that time, or about when it was
+        sent. None if it came too late to rely on: the right counts from before a block, as nobody
+        knows when the block ended.
         """
         if not isinstance(answer, Acquired):
             self.asked = self.in_doubt
@@ -222,13 +191,9 @@ class Right:
         )
 
     def extending(self, retake: bool = True) -> Generator[Ask, Extended, bool]:
-        """The call that extends the lock at once. Returns whether the lock is still ours.
-
-        Args:
-            retake: take the lock again if it has vanished, while the right lasts.
-
-        Raises:
-            LockUnavailable: the server did not answer, and the right has not yet ended.
+        """The call that extends the lock at once, or with `retake` takes it again if it has
+        vanished, while the right lasts. Returns whether the lock is still ours. Raises
+        `LockUnavailable` if the server did not answer, and the right has not yet ended.
         """
         sent_at = clock()
         self.unanswered += retake  # and stays so if we are interrupted

@@ -26,12 +26,8 @@ class CeleryApp(Protocol):
 
 
 class Source(Protocol):
-    """Where locks are, and what the locks there have in common.
-
-    Attributes:
-        server: the lock server.
-        prefix: what every key begins with.
-        history: how many runs each bucket keeps in its history; 0 for none.
+    """Where locks are, and what the locks there have in common: the prefix of every key, and how
+    many runs each bucket keeps in its history.
     """
 
     @property
@@ -52,21 +48,13 @@ reader_of_app: Callable[[Any], Callable[[], Source] | None] = _without_celery
 
 
 class CallsLock(NamedTuple):
-    """The lock that a task's call takes.
-
-    Attributes:
-        app: the task's app.
-        name: the lock's name.
-        limit: how many may hold it at once.
-        ttl: seconds that it outlives a dead holder.
-        label: what people see instead of the key, or None.
-    """
+    """The lock that a task's call takes."""
 
     app: CeleryApp
     name: str
-    limit: int
-    ttl: float
-    label: str | None
+    limit: int  # how many may hold it at once
+    ttl: float  # seconds that it outlives a dead holder
+    label: str | None  # what people see instead of the key
 
 
 def _no_tasks(task: Any, args: Any, kwargs: Any) -> CallsLock:
@@ -91,15 +79,9 @@ class Fixed:
 
 
 def reader_of(kind: str, source: Any, options: Mapping[str, Any] | None) -> Callable[[], Source]:
-    """A function that returns where the lock is. It is called whenever the lock is used.
-
-    Args:
-        kind: the class of the lock, for errors.
-        source: a client, a URL, or a Celery app.
-        options: the transport options of a URL.
-
-    Raises:
-        ConfigError: one of them is not accepted.
+    """A function that returns where the lock is, by a client, a URL with its transport options, or
+    a Celery app. It is called whenever the lock is used. `kind` is the class of the lock, for
+    errors. Raises `ConfigError` if one of these is not accepted.
     """
     read = reader_of_app(source)
     if read is None:

@@ -24,17 +24,10 @@ class Owner:
     """A thread that acquired a `RedisLock`; in an event loop its task, or a greenlet. Only that
     thread refers to this, so it ends with the thread; and the lock does while a `with` block has
     it, which may end in another thread.
-
-    Attributes:
-        lease: what it acquired.
-        thread: the thread's name.
-        runner: the task of asyncio or the greenlet that acquired it; None if that is the thread.
-        count: how often it was acquired, and not released.
-        is_entered: a `with` block has it.
     """
 
-    count = 1
-    is_entered = False
+    count = 1  # how often it was acquired, and not released
+    is_entered = False  # a `with` block has it
 
     def __init__(self, lease: Lease) -> None:
         self.thread = threading.current_thread().name
@@ -215,10 +208,8 @@ class Owners:
         return min(entered, key=lambda each: each.lease.is_held, default=None)
 
     def leave(self, owner: Owner | None, failed: bool) -> None:
-        """Release the lock at the end of a block.
-
-        Raises:
-            LockLost: it was lost, and the block ended without an error of its own.
+        """Release the lock at the end of a block. Raises `LockLost` if it was lost, and the block
+        ended without an error of its own.
         """
         if owner is None:
             self.warn_of_stray_release()
