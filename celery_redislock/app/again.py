@@ -48,16 +48,8 @@ def message_options(
     delivery: Delivery,
 ) -> dict[str, Any]:
     """The options with which a task is published again as it came: with the same id, callbacks,
-    expiry, queue and format.
-
-    Args:
-        raw: the request as Celery hands it to the tracer.
-        request: the same, as the task sees it.
-        header: our header, under its key.
-        delivery: the delivery of the message.
-
-    Raises:
-        ConfigError: the queue from which the message came is not known.
+    expiry, queue and format. The request is given twice: as Celery hands it to the tracer, and as
+    the task sees it. Raises `ConfigError` if the queue from which the message came is not known.
     """
     if delivery.queue is None:
         raise ConfigError(
@@ -83,14 +75,8 @@ def message_options(
 
 
 def publish_again(app: Any, name: str, args: Any, kwargs: Any, options: Mapping[str, Any]) -> None:
-    """Publish a task with the headers in these options. It gets no parent task and no new trace.
-
-    Args:
-        app: the Celery app.
-        name: the task's name.
-        args: its arguments.
-        kwargs: its keyword arguments.
-        options: the result of `message_options`.
+    """Publish a task with the headers in these options, the result of `message_options`. It gets no
+    parent task and no new trace.
     """
     options = dict(options)
     properties, compression = options.pop("properties", {}), options.pop("compression", None)
@@ -190,11 +176,8 @@ class _AsItCame:
 
 
 def _headers(raw: Mapping[str, Any], shown: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The headers with which a message came, without Celery's and ours.
-
-    Args:
-        raw: the request as Celery hands it to the tracer.
-        shown: the headers that the task sees and a retry sends; only the nested ones, if any.
+    """The headers with which a message came, without Celery's and ours. `shown` are those that the
+    task sees and a retry sends: only the nested ones, if any.
     """
     headers = dict(shown or {})
     if raw.get(_NESTED):

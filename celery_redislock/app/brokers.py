@@ -20,31 +20,21 @@ _SQS_OWN: Final = 30.0
 
 
 class Kind(NamedTuple):
-    """A kind of broker.
+    """A kind of broker."""
 
-    Attributes:
-        option: the transport option for the seconds after which the broker redelivers a message
-            that a living worker has not acknowledged; "" if it never redelivers by time.
-        default: kombu's default for that option.
-        most: the largest value that the broker accepts for it.
-        copies_for: seconds after that time, or after the delivery, for which a copy may come.
-        hears_acks: no copy comes once the broker has received an acknowledgement.
-        copies_any_time: a copy may come at any time.
-        closes_after: seconds after which the broker closes the channel of an unacknowledged
-            message, and redelivers all messages of that channel; None if it does not.
-        apart: the transport options that tell two brokers with one URL apart.
-        port: its default port.
-    """
-
+    #: The transport option for the seconds after which the broker redelivers a message that a
+    #: living worker has not acknowledged; "" if it never redelivers by time.
     option: str = ""
-    default: float = 0.0
-    most: float = float("inf")
-    copies_for: float = 0.0
-    hears_acks: bool = False
-    copies_any_time: bool = False
+    default: float = 0.0  # kombu's for that option
+    most: float = float("inf")  # the largest value that the broker accepts for it
+    copies_for: float = 0.0  # seconds after that time, or the delivery, for which a copy may come
+    hears_acks: bool = False  # no copy comes once the broker has received an acknowledgement
+    copies_any_time: bool = False  # a copy may come at any time
+    #: Seconds after which the broker closes the channel of an unacknowledged message, and
+    #: redelivers all messages of that channel; None if it does not.
     closes_after: float | None = None
-    apart: tuple[str, ...] = ()
-    port: int | None = None
+    apart: tuple[str, ...] = ()  # the transport options that tell two brokers with one URL apart
+    port: int | None = None  # its default port
 
 
 _VISIBILITY: Final = "visibility_timeout"
@@ -80,21 +70,13 @@ KINDS: Final[Mapping[str, Kind]] = {
 
 
 class Redelivery(NamedTuple):
-    """When an app's broker may deliver a message again.
+    """When an app's broker may deliver a message again. See `Kind` for what both have."""
 
-    Attributes:
-        after: seconds after which it redelivers a message that a living worker has not
-            acknowledged; None if it never redelivers by time.
-        option: the transport option that sets `after`.
-        copies_for: seconds for which a copy of a message may still come.
-        hears_acks: no copy comes once the broker has received an acknowledgement.
-        copies_any_time: a copy may come at any time.
-        closes_after: as in `Kind`.
-    """
-
+    #: Seconds after which it redelivers a message that a living worker has not acknowledged; None
+    #: if it never redelivers by time.
     after: float | None
-    option: str
-    copies_for: float
+    option: str  # sets `after`
+    copies_for: float  # seconds for which a copy of a message may still come
     hears_acks: bool
     copies_any_time: bool
     closes_after: float | None
@@ -124,16 +106,12 @@ def redelivery_of(conf: Any) -> Redelivery:
 
 
 class Origin(NamedTuple):
-    """What the broker says of a message.
+    """What the broker says of a message."""
 
-    Attributes:
-        sent: the identity that all copies of the message share; "" if it has none; None if the
-            delivery tag in the message's properties is that identity.
-        redelivered: the broker says, in its own way, that it delivered the message before.
-    """
-
+    #: The identity that all copies of the message share; "" if it has none; None if the delivery
+    #: tag in the message's properties is that identity.
     sent: str | None = None
-    redelivered: bool = False
+    redelivered: bool = False  # it says, in its own way, that it delivered the message before
 
 
 AS_CELERY_READS_IT: Final = Origin()
@@ -194,11 +172,8 @@ def _seconds(value: Any, default: float) -> float:
 
 
 def _transport_of(url: str, default: Any) -> str:
-    """The name of kombu's transport for this URL; "" if it is none of `KINDS`.
-
-    Args:
-        url: a broker's URL.
-        default: the transport if the URL names none.
+    """The name of kombu's transport for a broker's URL, or the default one if it names none; "" if
+    it is none of `KINDS`.
     """
     scheme, colon, _ = url.partition("://")
     transport = scheme.partition("+")[0] if colon else default or "amqp"

@@ -45,16 +45,10 @@ def is_from_newer(raw: Mapping[str, Any]) -> bool:
 
 
 class Source(NamedTuple):
-    """Where a message came from.
+    """Where a message came from."""
 
-    Attributes:
-        queue: the queue to which the message can be published again; None if there is none, or it
-            is not known.
-        fanout: a fanout exchange gave a copy of the message to each of the exchange's queues.
-    """
-
-    queue: str | None
-    fanout: bool = False
+    queue: str | None  # to publish the message to again; None if there is none, or it is not known
+    fanout: bool = False  # a copy of the message went to each queue of a fanout exchange
 
 
 def restore_route(raw: Mapping[str, Any]) -> None:
@@ -77,14 +71,8 @@ def stamp(
     origin: Origin,
     source: Source,
 ) -> str:
-    """Mint the token of a delivery and put it where the pool finds it.
-
-    Args:
-        raw: the request, as the worker hands it to the pool.
-        events: whether the worker sends events.
-        content_type: the message's content type.
-        origin: what the broker says of the message.
-        source: where the message came from.
+    """Mint the token of a delivery, and put it and what the worker knows of the message into the
+    request that it hands to the pool. `events`: the worker sends events.
     """
     token = new_token()
     stamped: dict[str, Any] = {
@@ -141,17 +129,11 @@ def take_header(raw: dict[str, Any]) -> Any:
 
 
 class Kept(NamedTuple):
-    """What is reserved for a message: the lock, or a place in a waiting room, or both.
+    """What is reserved for a message: the lock, or a place in a waiting room, or both."""
 
-    Attributes:
-        lock_id: the lock's id, see `LockKeys`.
-        token: the token under which the lock is kept; "" if no lock is kept.
-        place: the task's place in the waiting room that the message came from, or None.
-    """
-
-    lock_id: str
-    token: str
-    place: Place | None = None
+    lock_id: str  # see `LockKeys`
+    token: str  # under which the lock is kept; "" if no lock is kept
+    place: Place | None = None  # in the waiting room that the message came from
 
     @property
     def header(self) -> dict[str, Any]:
@@ -196,52 +178,32 @@ class Kept(NamedTuple):
 class Delivery:
     """What is known of one delivery of a task's message. It never changes: whatever is learned
     later makes a new `Delivery`.
-
-    Attributes:
-        token: the delivery's token.
-        received: when the worker got the message, on `clock`; None if nobody noted that.
-        worker: `WORKER` of the worker that got it; "" if the task had met another one before.
-        arrived: Unix time at which the task first met a worker, by the lock server's clock; None
-            while that is not known.
-        began: the task may have begun: the broker said that the message, or the one that was
-            deferred to it, had been delivered before; or the lock server said that another copy
-            runs, or has run.
-        copied: another copy of the message may exist, or have existed.
-        deferrals: how often the task was deferred before.
-        outages: how many of the last deferrals in a row were because the lock server was not
-            available.
-        since: Unix time at which the task first met a held lock or was first deferred, or None.
-        gave_up: the task's time in the waiting room is over.
-        parked: the message comes from a waiting room.
-        suspended: what operators had suspended, as text, if the task was put off or parked for that
-            last; else None.
-        sent: the identity of the message, which all copies of it share; "" if it has none.
-        content_type: the message's content type, or None.
-        events: the worker that runs the task sends events.
-        queue, fanout: see `Source`.
-        route: the exchange and the routing key with which the message was first sent.
-        replaced_by: the task that replaced this one, which therefore ends; or None.
     """
 
     token: str
-    received: float | None = None
-    worker: str = ""
+    received: float | None = None  # when the worker got the message, on `clock`, if noted
+    worker: str = ""  # `WORKER` of the worker that got it; "" if the task met another one before
+    #: Unix time at which the task first met a worker, by the lock server's clock; None while that
+    #: is not known.
     arrived: float | None = None
+    #: The task may have begun: the broker said that the message, or the one that was deferred to
+    #: it, had been delivered before; or the lock server said that another copy runs, or has run.
     began: bool = False
-    copied: bool = False
-    deferrals: int = 0
-    outages: int = 0
-    since: float | None = None
-    gave_up: bool = False
-    parked: bool = False
+    copied: bool = False  # another copy of the message may exist, or have existed
+    deferrals: int = 0  # how often the task was deferred before
+    outages: int = 0  # how many of the last deferrals in a row were for the lock server's outage
+    since: float | None = None  # Unix time: the task first met a held lock or was deferred
+    gave_up: bool = False  # the task's time in the waiting room is over
+    parked: bool = False  # the message comes from a waiting room
+    #: What operators had suspended, as text, if the task was put off or parked for that last.
     suspended: str | None = None
-    sent: str = ""
+    sent: str = ""  # the identity of the message, which all copies of it share; "" if it has none
     content_type: str | None = None
-    events: bool = False
-    queue: str | None = None
+    events: bool = False  # the worker that runs the task sends events
+    queue: str | None = None  # see `Source`, also for `fanout`
     fanout: bool = False
-    route: tuple[str | None, str | None] = (None, None)
-    replaced_by: Holder | None = None
+    route: tuple[str | None, str | None] = (None, None)  # the first exchange and routing key
+    replaced_by: Holder | None = None  # the task that replaced this one, which therefore ends
 
     @classmethod
     def take_from(cls, raw: dict[str, Any]) -> Delivery:
@@ -293,13 +255,12 @@ class Delivery:
     def next_header(
         self, kept: Kept | None, *, copied: bool, outage: bool, suspended: str | None = None
     ) -> dict[str, Any]:
-        """The header of the message to which this delivery is deferred.
+        """The header of the message to which this delivery is deferred. This message's reservation
+        or place moves to it.
 
-        Args:
-            kept: this message's reservation or place. It moves to the next one.
-            copied: another copy of this message may exist.
-            outage: the delivery is deferred because the lock server is not available.
-            suspended: what operators have suspended, as text, if it is deferred for that.
+        `copied`: another copy of this message may exist. `outage`: the delivery is deferred because
+        the lock server is not available. `suspended`: what operators have suspended, as text, if it
+        is deferred for that.
         """
         return self._header(
             deferrals=self.deferrals + 1,
@@ -320,15 +281,13 @@ class Delivery:
         has_result: bool = False,
         suspended: str | None = None,
     ) -> dict[str, Any]:
-        """The header for the message of a task that waits in a room. The message may be published
-        twice, so its header calls it a copy. The publisher adds its place.
+        """The header for the message of a task that waits in a room, and belongs to the broker with
+        this digest. The message may be published twice, so its header calls it a copy. The
+        publisher adds its place.
 
-        Args:
-            broker: a digest of the broker that the message belongs to.
-            label: the lock's label, for people who look into the room; or None.
-            has_result: whether the task ends with a result if it is replaced. The worker that ends
-                it knows which: not all headers can carry it.
-            suspended: what operators have suspended, as text, if it waits for that.
+        `has_result`: the task ends with a result if it is replaced. The worker that ends it knows
+        which: not all headers can carry it. `suspended`: what operators have suspended, as text, if
+        it waits for that.
         """
         more: dict[str, Any] = {} if label is None else {"label": label}
         if has_result:

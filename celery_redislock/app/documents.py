@@ -17,11 +17,6 @@ TITLES: Final = {
 
 
 def page(name: str, section: str = "") -> str:
-    """Where to read more, as a phrase.
-
-    Args:
-        name: the page, one of `TITLES`.
-        section: a heading of the page.
-    """
+    """Where to read more, as a phrase: a heading of one of the pages in `TITLES`."""
     part = f", section {section!r}" if section else ""
     return f"the documentation of celery-redislock, page {TITLES[name]!r}{part}"

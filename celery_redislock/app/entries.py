@@ -61,11 +61,7 @@ class Waiter(NamedTuple):
     header: dict[str, Any]
 
     def check_route(self) -> None:
-        """Check that the message's queue and properties are known.
-
-        Raises:
-            CorruptEntry: they are not.
-        """
+        """Check that the message's queue and properties are known. Raises `CorruptEntry`."""
         if not isinstance(self.options.get("queue"), str):
             raise CorruptEntry("it does not say to which queue it belongs")
         if not isinstance(self.options.get("properties", {}), Mapping):
@@ -79,23 +75,15 @@ class Entry(NamedTuple):
     the process that parks a message seals the entry with a proof of that right: the address of the
     broker with user and password. Without a valid seal, an entry is accepted only as a call of the
     locked task that has this room; see `tasks.room`.
-
-    Attributes:
-        task: the task's name.
-        task_id: its id.
-        content_type, encoding, body: arguments and options of its message, serialized as the
-            message was.
-        lock: the key of the lock in whose room the task waits.
-        seal: an HMAC of all other fields. It does not cover those that a later release adds.
     """
 
     task: str
     task_id: str
     content_type: str
     encoding: str
-    body: str
-    lock: str = ""
-    seal: str = ""
+    body: str  # arguments and options of its message, serialized as the message was
+    lock: str = ""  # the key of the lock in whose room the task waits
+    seal: str = ""  # an HMAC of all other fields, but not of those that a later release adds
 
     @classmethod
     def of(
@@ -117,11 +105,8 @@ class Entry(NamedTuple):
 
     @classmethod
     def load(cls, text: str) -> Entry:
-        """The entry that `dump` wrote.
-
-        Raises:
-            NotOurs: a newer release wrote it.
-            CorruptEntry: `dump` did not write this.
+        """The entry that `dump` wrote. Raises `NotOurs` if a newer release wrote it, and
+        `CorruptEntry` if `dump` did not write this.
         """
         try:
             fields = dict(json.loads(text))
@@ -151,11 +136,9 @@ class Entry(NamedTuple):
         return hmac.new(secret_of(app), json.dumps(self[:-1]).encode(), "sha256").hexdigest()
 
     def content(self, app: Any) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:
-        """Arguments, keyword arguments and options.
-
-        Raises:
-            NotOurs: the app does not accept the content type, or it is pickle without a valid seal.
-            CorruptEntry: the body cannot be decoded, or is not what `of` wrote.
+        """Arguments, keyword arguments and options. Raises `NotOurs` if the app does not accept the
+        content type, or it is pickle without a valid seal; and `CorruptEntry` if the body cannot be
+        decoded, or is not what `of` wrote.
         """
         if self.content_type == PICKLE and not self.is_sealed(app):
             raise NotOurs("it is a pickle, and its seal is not of this broker")
@@ -180,15 +163,9 @@ class Entry(NamedTuple):
             raise CorruptEntry(f"{type(exc).__name__}: {exc}") from exc
 
     def load_for(self, app: Any, unknown: bool = False) -> Waiter:
-        """What a worker needs to publish the message.
-
-        Args:
-            app: the worker's app.
-            unknown: allow a task that the app does not know, to store its result only.
-
-        Raises:
-            NotOurs: another worker must publish it.
-            CorruptEntry: it cannot be read.
+        """What a worker needs to publish the message. With `unknown` it may be of a task that the
+        app does not know, to store its result only. Raises `NotOurs` if another worker must publish
+        it, and `CorruptEntry` if it cannot be read.
         """
         task = app.tasks.get(self.task)
         if task is None and not unknown:

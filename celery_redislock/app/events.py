@@ -22,11 +22,8 @@ logger = get_logger()
 
 
 class Events:
-    """The events of this process.
-
-    Attributes:
-        wanted: whether this worker sends events, as of the last message that arrived. A task may
-            still send none.
+    """The events of this process. `wanted` says whether its worker sends any, as of the last
+    message that arrived; a task may still send none.
     """
 
     def __init__(self) -> None:
@@ -57,16 +54,8 @@ class Events:
     def emit(
         self, kind: str, outcome: str, key: str, of: Any, task_id: str | None, **content: Any
     ) -> None:
-        """Send an event of a task.
-
-        Args:
-            kind: the event's type, after "task-lock-".
-            outcome: as in the log.
-            key: the lock's key.
-            of: the task. No event is sent for one that the app does not know, or that has
-                `send_events=False`.
-            task_id: the task's id.
-            content: more fields, as `log.fields` takes them.
+        """Send an event of a task, of the type "task-lock-" and `kind`, with what `log.fields`
+        takes. None is sent for a task that the app does not know, or that has `send_events=False`.
         """
         if not isinstance(of, Task) or not of.send_events or not task_id:
             return

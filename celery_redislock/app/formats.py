@@ -22,12 +22,8 @@ _warned: Final[set[str]] = set()
 
 
 def is_newer(what: str, version: Any, known: int) -> bool:
-    """Whether a newer release wrote a text. Warns of each kind once in a process.
-
-    Args:
-        what: the kind of the text, and what becomes of it, for the warning.
-        version: the version that the text says.
-        known: the latest version that this release reads.
+    """Whether the version in a text is newer than those that this release reads, up to `known`.
+    Warns of each kind once in a process, with `what` for the kind and what becomes of it.
     """
     if isinstance(version, int) and version <= known:
         return False

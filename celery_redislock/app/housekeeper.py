@@ -73,9 +73,6 @@ class Lane:
     It has no `queue.Queue`: an unpatched one would block all greenlets. And it has no mutex: an
     exception from outside, such as a soft time limit, could leave it locked. Each step on the heap
     and on the dicts is one operation, which no other thread can interrupt.
-
-    Args:
-        name: the thread's name.
     """
 
     def __init__(self, name: str) -> None:
@@ -228,13 +225,8 @@ class Housekeeper:
         *,
         talks: bool = False,
     ) -> None:
-        """Do this soon, and try again until the lock server answers.
-
-        Args:
-            do: what to do.
-            most: seconds, from when the work is due, after which it is given up.
-            after: seconds until the work is due.
-            talks: it talks to a broker or a result backend.
+        """Do this in `after` seconds, and try again until the lock server answers, for `most`
+        seconds at most. `talks`: it talks to a broker or a result backend.
         """
         if self._finishes_in != os.getpid():
             at_pool_process_exit(self.finish)
@@ -262,14 +254,9 @@ housekeeper: Final = Housekeeper()
 
 
 class Chore:
-    """Background work that is repeated as long as there is more of it.
+    """Background work in rounds, one `every` so many seconds as long as there is more of it.
 
     An error ends one round, not the chore: the housekeeper logs it.
-
-    Args:
-        do: one round.
-        has_more: whether there is work for another one.
-        every: seconds from the beginning of a round to the next.
     """
 
     def __init__(self, do: Callable[[], Any], has_more: Callable[[], bool], every: float) -> None:

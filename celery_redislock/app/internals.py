@@ -259,11 +259,8 @@ def is_decorated(attributes: Mapping[str, Any]) -> bool:
 
 
 def check_arguments(task: Any, args: Any, kwargs: Any) -> None:
-    """Raise Celery's own error if arguments do not fit. For a task that was written as a class,
-    which Celery does not check, raise Python's.
-
-    Raises:
-        TypeError: they do not fit.
+    """Raise Celery's own `TypeError` if arguments do not fit. For a task that was written as a
+    class, which Celery does not check, raise Python's.
     """
     check = getattr(task, "__header__", None) or own_signature(task.run).bind
     check(*args, **kwargs)
@@ -325,12 +322,8 @@ def is_celerys_tracer(tracer: Any) -> bool:
 
 
 def trace_of_end(info: Any, error: BaseException, state: str) -> Any:
-    """What a tracer returns for a task that ended without running its body.
-
-    Args:
-        info: the error as an `ExceptionInfo`, for the main process.
-        error: what ended it.
-        state: the task's state.
+    """What a tracer returns for a task that an error ended without running its body. `info` is that
+    error as an `ExceptionInfo`, for the main process.
     """
     from celery.app.trace import TraceInfo, trace_ok_t
 

@@ -15,24 +15,16 @@ from ..protocol import past
 
 
 class Metric(NamedTuple):
-    """One metric.
+    """One metric."""
 
-    Attributes:
-        kind: "counter"; "histogram"; "gauge", which goes up and down; or "level", a gauge that is
-            set. If several processes set a level, the highest value is right.
-        name: without the prefix, and without the unit.
-        unit: "seconds" or "".
-        text: what the metric means.
-        labels: the names of its labels.
-        buckets: the upper bounds of a histogram.
-    """
-
+    #: "counter"; "histogram"; "gauge", which goes up and down; or "level", a gauge that is set. If
+    #: several processes set a level, the highest value is right.
     kind: str
-    name: str
-    unit: str
-    text: str
-    labels: tuple[str, ...] = ("task",)
-    buckets: tuple[float, ...] = ()
+    name: str  # without the prefix, and without the unit
+    unit: str  # "seconds" or ""
+    text: str  # what the metric means
+    labels: tuple[str, ...] = ("task",)  # their names
+    buckets: tuple[float, ...] = ()  # the upper bounds of a histogram
 
 
 _SHORT: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60)

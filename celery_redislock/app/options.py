@@ -112,10 +112,8 @@ _whole_limit: Final[Callable[[Any], int]] = checks.whole(1, MAX_LIMIT)
 
 
 def limit_of_call(task: str, value: Any) -> int:
-    """The limit that a `lock_limit` callable returned for a call.
-
-    Raises:
-        ValueError: it is not accepted.
+    """The limit that a `lock_limit` callable returned for a call. Raises `ValueError` if it is not
+    accepted.
     """
     try:
         return _whole_limit(value)
@@ -253,31 +251,16 @@ _CONTRADICTIONS: Final[dict[str, tuple[tuple[str, Any, str], ...]]] = {
 
 
 def check_option(where: str, option: str, value: Any, as_option: str | None = None) -> Any:
-    """The value of an option, normalised.
-
-    Args:
-        where: what the option belongs to, for the error message.
-        option: the name as the user wrote it.
-        value: the value as the user wrote it.
-        as_option: the task option whose check applies, if it has another name.
-
-    Raises:
-        ConfigError: the value is not accepted.
+    """The value of an option of `where`, normalised. With `as_option` the check of that task option
+    applies. Raises `ConfigError`.
     """
     check, accepted = _CHECKS[as_option or option]
     return checks.checked(where, option, value, check, accepted)
 
 
 def resolve(where: str, given: Mapping[str, Any], settings: Mapping[str, Any]) -> LockOptions:
-    """The options of one task from what it sets itself and the app's defaults.
-
-    Args:
-        where: the task, for messages.
-        given: the task's own options; UNSET leaves one to the app.
-        settings: the app's `redislock_*` settings that are set.
-
-    Raises:
-        ConfigError: a value is not accepted.
+    """The options of one task from what it sets itself, where UNSET leaves one to the app, and the
+    app's `redislock_*` settings that are set. Raises `ConfigError`.
     """
     resolved: dict[str, Any] = {"on_conflict": policy_named("skip")}
     for setting, option in DEFAULTS.items():

@@ -50,17 +50,7 @@ _OMITTED: Final = (signals.lock_omitted, signals.OmittedDetails)
 
 
 class Outcome(enum.Enum):
-    """An outcome that is reported.
-
-    Attributes:
-        label: its name in the log, in events, and in `ConflictDetails`.
-        event: the type of its event, after "task-lock-", or None. Celery's monitors show it as the
-            task's state, in capitals. A copy of a message whose task runs or has run sends none:
-            monitors would take its state for that of the run.
-        level: the level of its log line, unless the caller gives another.
-        signal: its signal, or None.
-        details: the class of the signal's details.
-    """
+    """An outcome that is reported."""
 
     # How a conflict ended.
     SKIPPED = "skipped", "skipped", logging.INFO, *_CONFLICT
@@ -113,11 +103,14 @@ class Outcome(enum.Enum):
         signal: Any = None,
         details: Any = None,
     ) -> None:
-        self.label = label
+        self.label = label  # in the log, in events, and in `ConflictDetails`
+        #: The type of its event, after "task-lock-", or None. Celery's monitors show it as the
+        #: task's state, in capitals. A copy of a message whose task runs or has run sends none:
+        #: monitors would take its state for that of the run.
         self.event = event
-        self.level = level
+        self.level = level  # of its log line, unless the caller gives another
         self.signal = signal
-        self.details = details
+        self.details = details  # the class of the signal's details
 
 
 #: The outcomes of a duplicate that is skipped or refused. The scripts, the history
@@ -167,18 +160,11 @@ def report(
 ) -> None:
     """Report an outcome: log line, signal and event.
 
-    Args:
-        outcome: the outcome.
-        whose: the lock and the run.
-        text: the log line; "" for none.
-        arguments: the arguments of the log line.
-        level: the line's level; None for the outcome's.
-        logged: fields of the line only.
-        details: further fields of the signal; None: no signal is sent. The signal of a conflict
-            gets `facts` instead.
-        emits: whether the event is sent, if the outcome has one.
-        facts: fields of the line and of the event, as `log.fields` takes them. For a conflict:
-            the holder, the countdown if the task is deferred, the suspension if there is one.
+    `text` is the line, "" for none, and `logged` are fields of the line only. `details` are further
+    fields of the signal: without them none is sent. `facts` are fields of the line and of the
+    event, as `log.fields` takes them; for a conflict also of the signal: the holder, the countdown
+    if the task is deferred, the suspension if there is one. Unless `emits`, the outcome's event is
+    not sent.
     """
     if details is not None and outcome.signal is signals.lock_conflict:
         facts = {"countdown": None, "suspension": None, **facts}
@@ -206,13 +192,7 @@ def level_in_burst() -> int:
 
 def report_expired(whose: Whose, why: object, reason: str, *, emits: bool = True) -> None:
     """Report that a task ends as expired, without a run, for a cause that operators must know: not
-    just that another run held its lock.
-
-    Args:
-        whose: the lock and the task.
-        why: the cause, for the line.
-        reason: the same for the line's field.
-        emits: whether the event is sent.
+    just that another run held its lock. The cause is given for the line, and for the line's field.
     """
     report(
         Outcome.EXPIRED, whose, "redislock: %s[%s] ends as expired without a run: %s",

@@ -27,14 +27,10 @@ def can_poll() -> bool:
 
 
 class Watched:
-    """A process whose end is awaited.
-
-    Attributes:
-        fd: its pidfd; -1 if it is not wanted, this system has no such call, or the process is gone.
-    """
+    """A process whose end is awaited."""
 
     def __init__(self, pid: int, wakes: bool) -> None:
-        self.fd = -1
+        self.fd = -1  # a pidfd; -1 if not wanted, not known to this system, or the process is gone
         if wakes:
             with contextlib.suppress(AttributeError, OSError):
                 self.fd = os.pidfd_open(pid)
@@ -98,10 +94,8 @@ def _is_zombie(pid: int) -> bool:
 
 
 def _waits_to_be_reaped(pid: int) -> bool:
-    """Whether this child has ended. Its status stays for the pool, which reaps it.
-
-    Raises:
-        OSError: it is no child of this process, or this system cannot tell.
+    """Whether this child has ended. Its status stays for the pool, which reaps it. Raises `OSError`
+    if it is no child of this process, or this system cannot tell.
     """
     if hasattr(os, "waitid"):
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None

@@ -22,12 +22,8 @@ _RETRY_STORED: Final = "_redislock_retry_stored"
 def store_retry(task: Any, request: Context, error: Any, traceback: str | None = None) -> None:
     """Store that an attempt ends in a retry, before the retry is sent. Celery stores it after that,
     and then perhaps over the last state: the retry may have ended by then, in another process.
-
-    Args:
-        task: the task.
-        request: the attempt's request. Nothing stores RETRY for it from here on.
-        error: the error for which it is retried, as given to `retry`; or None.
-        traceback: its traceback; None if it is raised here.
+    Nothing stores RETRY for this request from here on. The error is the one given to `retry`, or
+    None; without a traceback, it is raised here.
     """
     backend = task.backend
     if not hasattr(backend.mark_as_retry, _RETRY_STORED):

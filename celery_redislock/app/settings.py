@@ -68,14 +68,9 @@ class Elsewhere(NoServer):
 
 
 class AppLocks:
-    """The settings of an app, checked, and its lock server, connected at first use.
-
-    Args:
-        app: the Celery app.
-        known: the settings as read before; their connections are kept if the server is the same.
-
-    Raises:
-        ConfigError: an unknown or wrong setting.
+    """The settings of an app, checked, and its lock server, connected at first use. The connections
+    of those read before are kept if the server is the same. Raises `ConfigError` for an unknown or
+    wrong setting.
     """
 
     def __init__(self, app: Any, known: AppLocks | None = None) -> None:
@@ -150,11 +145,7 @@ class AppLocks:
         return self.address is not None and self.address.url.startswith(f"{QUORUM}://")
 
     def require_address(self) -> Address:
-        """Where the locks are.
-
-        Raises:
-            NoServer: no setting says so.
-        """
+        """Where the locks are. Raises `NoServer` if no setting says so."""
         if stand_in.current is not None:
             return Address("", {})
         if self.address is None:
@@ -167,10 +158,7 @@ class AppLocks:
 
     def describe_server(self) -> str:
         """Where the locks are: the server as a URL, without user and password, and the prefix of
-        all keys. Connects to nothing.
-
-        Raises:
-            NoServer: no setting says so.
+        all keys. Connects to nothing. Raises `NoServer` if no setting says so.
         """
         address = self.require_address()
         if stand_in.current is not None:
@@ -183,14 +171,8 @@ class AppLocks:
 
 
 def app_locks(app: Any, *, refresh: bool = False) -> AppLocks:
-    """The app's locks, by its settings as they are.
-
-    Args:
-        app: the Celery app.
-        refresh: read the settings again: what they are read from may have changed.
-
-    Raises:
-        ConfigError: an unknown or wrong setting.
+    """The app's locks, by its settings as they are. `refresh` reads them again: what they are read
+    from may have changed. Raises `ConfigError` for an unknown or wrong setting.
     """
     known: AppLocks | None = app.__dict__.get(ATTRIBUTE)
     if known is not None and not refresh:
@@ -205,10 +187,7 @@ def app_locks(app: Any, *, refresh: bool = False) -> AppLocks:
 
 def read_again(app: Any) -> None:
     """Have the app's settings act as they are now. A task whose options are wrong by them keeps the
-    error.
-
-    Raises:
-        ConfigError: an unknown or wrong setting.
+    error. Raises `ConfigError` for an unknown or wrong setting.
     """
     app_locks(app, refresh=True)
     with contextlib.suppress(ConfigError):
@@ -216,10 +195,8 @@ def read_again(app: Any) -> None:
 
 
 def _changed(of: Callable[[], Any]) -> None:
-    """One of our settings was changed in the app's.
-
-    Raises:
-        ConfigError: that is wrong, or would make a task wrong: the change is refused.
+    """One of our settings was changed in the app's. Raises `ConfigError` if that is wrong, or would
+    make a task wrong: the change is refused.
     """
     app = of()
     if app is None:

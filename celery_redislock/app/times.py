@@ -10,12 +10,8 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 
 def seconds_until(when: Any) -> float | None:
-    """Seconds from now until that time; None if it cannot be read. Celery itself reports such a
-    time.
-
-    Args:
-        when: a number of seconds, or a time as messages and callers give it. One without a time
-            zone is in UTC, as for Celery.
+    """Seconds from now until that time, in seconds or as messages and callers give it; one without
+    a time zone is in UTC, as for Celery. None if it cannot be read, which Celery itself reports.
     """
     if when is None or isinstance(when, bool):
         return None

@@ -23,16 +23,8 @@ replacement: Callable[[str], str | None] = lambda name: None  # noqa: E731
 def refuse_name(
     where: str, name: str, accepted: tuple[str, ...] = OPTIONS, more: str = ""
 ) -> NoReturn:
-    """Refuse an option or a setting that does not exist, and name what to use instead.
-
-    Args:
-        where: what it belongs to, for the message.
-        name: the name as the user wrote it.
-        accepted: the names that there are, `OPTIONS` or `SETTINGS`.
-        more: what the message says at its end.
-
-    Raises:
-        ConfigError: always.
+    """Refuse with a `ConfigError` an option or a setting of `where` that does not exist, and name
+    what to use instead, of `OPTIONS` or `SETTINGS`; with `more` at the message's end.
     """
     if accepted is OPTIONS and (instead := replacement(name)):
         what = f"{name!r} is {instead}"
@@ -46,15 +38,10 @@ def refuse_name(
 def refuse_unknown_options(
     where: str, attributes: Iterable[tuple[str, Any]], taken: Collection[str]
 ) -> None:
-    """Refuse attributes of a locked task that look like our options and are not.
-
-    Args:
-        where: the task, for messages.
-        attributes: names and values; UNSET for a name that is only annotated.
-        taken: names of the base class that are not options. Methods may override them.
-
-    Raises:
-        ConfigError: a value under a name that is taken, or a name that `looks_like_an_option`.
+    """Refuse attributes of a locked task that look like our options and are not. The value is UNSET
+    for a name that is only annotated. `taken` are names of the base class that are not options,
+    which methods may override. Raises `ConfigError` for a value under such a name, or a name that
+    `looks_like_an_option`.
     """
     for name, value in attributes:
         is_method = hasattr(type(value), "__get__")
@@ -75,15 +62,9 @@ def refuse_unknown_options(
 
 
 def refuse_options_of_call(task: str, options: Mapping[str, Any]) -> None:
-    """Refuse options of a task that are given to one call: nobody would read them there.
-
-    Args:
-        task: the task's name, for messages.
-        options: the options of the call. Those that Celery and kombu know are left alone, as are
-            stamps.
-
-    Raises:
-        ConfigError: there is an option of ours, a near miss, or an option of another package.
+    """Refuse options of a task that are given to one call: nobody would read them there. Raises
+    `ConfigError` for an option of ours, a near miss, or an option of another package. Those that
+    Celery and kombu know are left alone, as are stamps.
     """
     celerys = _celerys_of_call()
     where = f"a call of task {task}"
@@ -140,11 +121,8 @@ def is_option_or_like_one(name: str, value: Any) -> bool:
 
 
 def refuse_unknown_settings(names: Iterable[str]) -> None:
-    """Refuse settings that do not exist and look like ours: `redislock_*`, `redis_lock_*`,
-    `redislok_ttl`.
-
-    Raises:
-        ConfigError: there is such a name.
+    """Refuse with a `ConfigError` settings that do not exist and look like ours: `redislock_*`,
+    `redis_lock_*`, `redislok_ttl`.
     """
     for name in names:
         if "redis" not in name or name in SETTINGS:

@@ -23,10 +23,9 @@ ASKING_TTL: Final = 3.0
 def whereabouts(locks: AppLocks) -> dict[str, Any]:
     """Where these locks are. Nothing here shows a user or a password.
 
-    Returns:
-        `server`, for people; `prefix`; `is_quorum`; `databases`, by address; and `ids`, by what the
-        servers call themselves, which is the same whatever they are called in a URL. A server that
-        is away, or that denies INFO, tells no id.
+    The answer has `server`, for people; `prefix`; `is_quorum`; `databases`, by address; and `ids`,
+    by what the servers call themselves, which is the same whatever they are called in a URL. A
+    server that is away, or that denies INFO, tells no id.
     """
     address = locks.require_address()
     databases = databases_of(source_from_url(*address)) if address.url else ()
