@@ -47,12 +47,9 @@ _KILL: Final = getattr(signal, "SIGKILL", signal.SIGTERM)
 class ChildLease:
     """What the main process knows of a lock that a child may hold: enough to extend it, and to
     release it when the child is dead. A `ChildLease` never acquires a lock.
-
-    Attributes:
-        end_reason: how the run ended, for the history, unless the child itself says so there.
     """
 
-    end_reason = past.DIED
+    end_reason = past.DIED  # for the history, unless the child itself says there how it ended
     #: The child died before its run had ended.
     _is_cut_short = False
     _is_not_retried = False

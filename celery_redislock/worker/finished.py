@@ -40,19 +40,12 @@ MOST: Final = 100_000
 
 
 class FinishedNote(NamedTuple):
-    """A done note that may be deleted soon.
+    """A done note that may be deleted soon."""
 
-    Attributes:
-        locks: the app's locks, whose server has the note.
-        consumer: this worker's consumer.
-        connection: the number of the connection on which the message came and was acknowledged.
-        key: the note's key.
-    """
-
-    locks: AppLocks
+    locks: AppLocks  # whose server has the note
     consumer: Any
-    connection: int
-    key: str
+    connection: int  # the number of the one on which the message came and was acknowledged
+    key: str  # the note's
 
 
 class Finished(Protocol):

@@ -71,13 +71,7 @@ class ParkedTasks:
         self._outages: dict[Any, Any] = {}
 
     def add(self, request: Any, lock_id: str, attempt: tuple[str, int, int]) -> None:
-        """Remember a task that was put into the room of this lock.
-
-        Args:
-            request: its request.
-            lock_id: the lock's id.
-            attempt: see `attempt_of`.
-        """
+        """Remember a task that was put into the room of this lock. See `attempt_of`."""
         task, locks = request.task, request.task.app_locks
         keys, server = keys_of_lock_id(locks.prefix, lock_id), locks.server
         claim = Claim(keys, new_token(), UNKNOWN_TTL, "", *attempt, task=task.name)

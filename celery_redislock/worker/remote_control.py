@@ -27,11 +27,10 @@ from .child_lease import ChildLease
 
 @inspect_command(help="List the locks that this worker holds, from its own memory.")
 def locks(state: Any, **kwargs: Any) -> list[dict[str, Any]]:
-    """The locks that this worker's runs hold, the one held longest first.
+    """The locks that this worker's runs hold, the one held longest first, as plain data.
 
-    Returns:
-        Plain data for each. `held` is True, False (the server has said that this run does not have
-        the lock: it waits, or has lost it), or None: prefork's main process has not asked yet.
+    `held` is True, False (the server has said that this run does not have the lock: it waits, or
+    has lost it), or None: prefork's main process has not asked yet.
     """
     reports = [report for _, report in _reports()]
     return sorted(reports, key=lambda report: -report["held_for"])

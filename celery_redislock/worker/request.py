@@ -446,11 +446,7 @@ def lock_request(base: type[Any]) -> type[Any]:
 
 def prepare(task: SingletonTask, consumer: Any) -> None:
     """Prepare a locked task in the main process: its requests mint the tokens, and settle what is
-    reserved for their messages.
-
-    Args:
-        task: a locked task.
-        consumer: the worker's consumer, which knows the pool.
+    reserved for their messages. The worker's consumer knows the pool.
     """
     assert task.lock_options is not None
     base = symbol_by_name(getattr(task, "Request"))  # noqa: B009  mypy: untyped base

@@ -17,12 +17,8 @@ MOST: Final = 1000
 
 
 def source_of(consumer: Any, delivery_info: Mapping[str, Any], exchange: str | None) -> Source:
-    """Where a message came from.
-
-    Args:
-        consumer: the worker's consumer.
-        delivery_info: the message's delivery info, as the broker sent it.
-        exchange: the exchange to which the message was first published.
+    """Where a message came from, by its delivery info, as the broker sent it, and the exchange to
+    which it was first published.
     """
     tasks = consumer.task_consumer
     known = _known.get(tasks)

@@ -63,10 +63,8 @@ def _on_worker_init(sender: Any, **kwargs: Any) -> None:
 
 def _prepare_tasks(app: Any) -> list[tuple[str, str]]:
     """Lock what `redislock_tasks` names, and bind what is not bound yet. Returns the names and
-    globs that protect no task, each with the reason.
-
-    Raises:
-        ConfigError: something is wrong with the setting, or with tasks: all of it, a line each.
+    globs that protect no task, each with the reason. Raises a `ConfigError` with all that is wrong
+    with the setting, or with tasks, a line each.
     """
     with contextlib.suppress(ConfigError):  # `errors_of` finds it again
         protect_tasks(app)

@@ -62,10 +62,8 @@ class Sweeper:
         self._turn = sweep_key(prefix, *self._fleet)
 
     def start(self, until: Callable[[], bool]) -> None:
-        """Sweep again and again, in the background. An error in one sweep does not stop the next.
-
-        Args:
-            until: whether to stop. A test suite may have one worker after another in its process.
+        """Sweep again and again, in the background, `until` that is true: a test suite may have one
+        worker after another in its process. An error in one sweep does not stop the next.
         """
 
         def sweep() -> None:
