@@ -23,13 +23,9 @@ _SIGNAL: Final[Any] = getattr(signal, "SIGUSR2", None)
 
 
 class Abort:
-    """Raises in the body that the current thread, or greenlet, is about to run.
+    """Raises in the body that the current thread, or greenlet, is about to run."""
 
-    Attributes:
-        is_over: the body has ended, and nothing will be raised.
-    """
-
-    is_over = False
+    is_over = False  # the body has ended, and nothing will be raised
 
     def __init__(self) -> None:
         self._mutex = native_lock()

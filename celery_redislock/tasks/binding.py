@@ -37,15 +37,9 @@ _at_home: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def resolve_options(cls: type[LockedTask], door: type[LockedTask], app: Any) -> None:
-    """Check the task's options and the app's settings, and store the resolved options in the class.
-
-    Args:
-        cls: the task's own class.
-        door: the class that users subclass. The users' options are not among its attributes.
-        app: the Celery app.
-
-    Raises:
-        ConfigError: an option or a setting is unknown or wrong.
+    """Check the task's options and the app's settings, and store the resolved options in the class,
+    the task's own. The users' options are not among the attributes of `door`, the class that users
+    subclass. Raises `ConfigError` if an option or a setting is unknown or wrong.
     """
     where = f"task {cls.name}"
     if (refused := getattr(cls, REFUSED, None)) is not None:

@@ -57,91 +57,56 @@ NO_NOTE: Final = (*NO_DUPLICATE, SUSPENDED)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Go:
-    """The body runs under the lock.
+    """The body runs under the lock."""
 
-    Attributes:
-        waited_for: the lock server's last answer before the task acquired the lock by waiting in
-            its pool slot; None if it did not wait.
-    """
-
-    waited_for: Busy | None = None
+    waited_for: Busy | None = None  # the last answer while it waited for the lock in its pool slot
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GoUnlocked:
-    """The body runs without a lock of its own.
+    """The body runs without a lock of its own."""
 
-    Attributes:
-        because: the lock server's error; None if the eager run around this one has the lock.
-    """
-
-    because: LockUnavailable | None = None
+    because: LockUnavailable | None = None  # None if the eager run around this one has the lock
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TurnedAway:
-    """The task ends without a run.
-
-    Attributes:
-        outcome: the outcome that is reported.
-        holder: the holder that turned it away.
-        suspension: the suspension that turned it away.
-        result: what the task returns, if it is skipped with a result.
-        why: the reason for a WARNING, if the policy wanted something else.
-    """
+    """The task ends without a run, turned away by a holder or a suspension."""
 
     outcome: Outcome
     holder: Holder | None = None
     suspension: Suspension | None = None
-    result: Any = NO_RESULT
-    why: str = ""
+    result: Any = NO_RESULT  # what the task returns, if it is skipped with a result
+    why: str = ""  # the reason for a WARNING, if the policy wanted something else
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PutOff:
-    """The message is published again, to be received after a countdown.
-
-    Attributes:
-        countdown: seconds, without the random part.
-        outcome: the outcome that is reported, if any.
-        holder: the lock's holder, if that is the reason.
-        suspension: the suspension, if that is the reason.
-        cause: the lock server's error, if that is the reason.
-        is_alone: no other run of the task is known that may still give it a result.
-        comes_anew: the task will ask anew, so its reservation or place is given up.
+    """The message is published again, to be received after a countdown, because of a holder, a
+    suspension or the lock server's error.
     """
 
-    countdown: float
+    countdown: float  # seconds, without the random part
     outcome: Outcome | None = None
     holder: Holder | None = None
     suspension: Suspension | None = None
     cause: LockUnavailable | None = None
-    is_alone: bool = True
-    comes_anew: bool = False
+    is_alone: bool = True  # no other run of the task is known that may still give it a result
+    comes_anew: bool = False  # the task will ask anew, so its reservation or place is given up
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Waits:
-    """The task waits in the lock's waiting room.
-
-    Attributes:
-        outcome: the outcome that is reported.
-        holder: the lock's holder.
-        suspension: the suspension that keeps the task from the lock.
-    """
+    """The task waits in the lock's waiting room."""
 
     outcome: Outcome
     holder: Holder | None
-    suspension: Suspension | None = None
+    suspension: Suspension | None = None  # keeps the task from the lock
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CannotRun:
-    """The task fails without a run.
-
-    Attributes:
-        error: the error with which it fails.
-    """
+    """The task fails without a run."""
 
     error: Exception
 
@@ -156,44 +121,27 @@ HAS_RUN: Final = TurnedAway(Outcome.ALREADY_DONE)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Await:
-    """Wait for the lock in the pool slot. See `Conflict.wait`.
+    """Wait for the lock in the pool slot. See `Conflict.wait`."""
 
-    Attributes:
-        busy: the answer that the task acts on.
-        timeout: seconds; None waits for ever.
-        then: what acts after the timeout.
-    """
-
-    busy: Busy
-    timeout: float | None
-    then: Then = None
+    busy: Busy  # the answer that the task acts on
+    timeout: float | None  # seconds; None waits for ever
+    then: Then = None  # what acts after the timeout
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Park:
-    """Wait in the waiting room, unless the lock is free by now. See `Conflict.park`, `.replace`.
+    """Wait in the waiting room, unless the lock is free by now. See `Conflict.park`, `.replace`."""
 
-    Attributes:
-        busy: the answer that the task acts on.
-        limit: how many may wait.
-        give_up: seconds for which the task waits; None for ever.
-        newest: the task takes the place of waiting tasks with the same name.
-        grace: the holder must end within so many seconds; None leaves the holder alone.
-        quiet: seconds without a newer call after which the task gets its chance, and seconds since
-            the first of these calls after which it does in any case; None: as soon as the lock is
-            free.
-        then: what acts if the room is full.
-        at_once: the lock has not been asked for, since it is likely to be held.
-    """
-
-    busy: Busy
-    limit: int | None = None
-    give_up: float | None = None
-    newest: bool = False
-    grace: float | None = None
+    busy: Busy  # the answer that the task acts on
+    limit: int | None = None  # how many may wait
+    give_up: float | None = None  # seconds for which the task waits; None for ever
+    newest: bool = False  # the task takes the place of waiting tasks with the same name
+    grace: float | None = None  # the holder must end within so many seconds; None leaves it alone
+    #: Seconds without a newer call after which the task gets its chance, and seconds since the
+    #: first of these calls after which it does in any case; None: as soon as the lock is free.
     quiet: tuple[float, float] | None = None
-    then: Then = None
-    at_once: bool = False
+    then: Then = None  # what acts if the room is full
+    at_once: bool = False  # the lock has not been asked for, since it is likely to be held
 
     @property
     def outcome(self) -> Outcome:
@@ -206,65 +154,42 @@ class Park:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Try:
-    """Ask for the lock once.
+    """Ask for the lock once."""
 
-    Attributes:
-        again: acquire the lock even if this attempt is known to have run before.
-        reruns: this attempt has run before, and its result is missing.
-        note: the done note that the server leaves if the task is a duplicate, which then can only
-            end; or "".
-        wish: what the policy wants, if that could not be done yet.
-    """
-
-    again: bool = False
-    reruns: bool = False
-    note: str = ""
-    wish: Await | Park | None = None
+    again: bool = False  # acquire the lock even if this attempt is known to have run before
+    reruns: bool = False  # this attempt has run before, and its result is missing
+    note: str = ""  # the done note to leave if the task is a duplicate, which then can only end
+    wish: Await | Park | None = None  # what the policy wants, if that could not be done yet
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AwaitEarlier:
-    """Wait in the pool slot for the task's earlier attempt, which published this one.
+    """Wait in the pool slot for the task's earlier attempt, which published this one."""
 
-    Attributes:
-        timeout: seconds.
-        wish: see `Try`.
-    """
-
-    timeout: float
-    wish: Await | Park | None = None
+    timeout: float  # seconds
+    wish: Await | Park | None = None  # see `Try`
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HasResult:
     """Ask the result backend whether a result of the task is stored. The answer is None if no
     result can prove that the task has ended.
-
-    Attributes:
-        done: the lock server's answer that leaves this open; None: the message was published again
-            only to end its task, which was replaced.
     """
 
+    #: The lock server's answer that leaves this open; None: the message was published again only to
+    #: end its task, which was replaced.
     done: Done | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Meet:
-    """Ask the policy what the task does as a duplicate.
+    """Ask the policy what the task does as a duplicate."""
 
-    Attributes:
-        then: the policy, or the function of the conflict.
-        busy: the answer that the task acts on.
-        admits: ask whether the lock is to be asked for at all: the answer may be None.
-        leaves: the task gave up its place in the waiting room.
-        at_once: the lock has not been asked for, since it is likely to be held.
-    """
-
-    then: Then
-    busy: Busy
-    admits: bool = False
-    leaves: bool = False
-    at_once: bool = False
+    then: Then  # the policy, or the function of the conflict
+    busy: Busy  # the answer that the task acts on
+    admits: bool = False  # ask whether the lock is to be asked for at all: the answer may be None
+    leaves: bool = False  # the task gave up its place in the waiting room
+    at_once: bool = False  # the lock has not been asked for, since it is likely to be held
 
     def ask(self, facts: Facts, state: State) -> Any:
         """What the policy says, which may be a user's code."""
@@ -334,17 +259,10 @@ def wait_its_turn(facts: Facts, state: State, busy: Busy) -> tuple[State, Step]:
 
 
 def step(facts: Facts, state: State, asked: Question, answer: Any) -> tuple[State, Step]:
-    """What follows from an answer.
+    """What follows from an answer to this question, by what was known when it was asked.
 
-    Args:
-        facts: what is known of the delivery.
-        state: what was known of it when the question was asked.
-        asked: the question.
-        answer: an `Answer` of the lock server; to `HasResult` a bool or None; to `Meet` what the
-            policy returned.
-
-    Raises:
-        ConfigError: the policy returned no decision.
+    The answer is an `Answer` of the lock server; to `HasResult` a bool or None; to `Meet` what the
+    policy returned. Raises `ConfigError` if that is no decision.
     """
     if isinstance(asked, Meet):
         return _met(facts, state, asked, answer)
@@ -619,9 +537,7 @@ def backoff(tries: int, most: float, facts: Facts) -> float:
 
 
 def longest_countdown(visible: float | None) -> float:
-    """The longest countdown in seconds.
-
-    Args:
-        visible: seconds after which the broker redelivers; None if it never does by time.
+    """The longest countdown in seconds. The broker redelivers after `visible` seconds, or never by
+    time.
     """
     return float("inf") if visible is None else max(visible / 2, SHORTEST)

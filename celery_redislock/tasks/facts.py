@@ -27,31 +27,9 @@ COPIED_FROM: Final = 1.0
 
 
 class Facts:
-    """The facts of one delivery of a locked task. Never changed.
-
-    Args:
-        task: the task.
-        locks: the app's locks.
-        raw: the request as Celery hands it to the tracer, without our header.
-        message: the message as it came.
-        kept: its reservation or place; None if it has none.
-        args: the call's arguments.
-        kwargs: the call's keyword arguments.
-        is_eager: the task runs in its caller's process, without a worker.
-
-    Raises:
-        TypeError: the arguments do not fit the task.
-        Exception: what a `lock_key` callable raises.
-
-    Attributes:
-        options: the task's options.
-        policy: what the task does if it is a duplicate.
-        began: the task may have run before: a retry, or a copy of a message whose run died. Tasks
-            that came since are newer.
-        label: the lock's name for people, from `lock_label`; or None.
-        claim: the claim to the lock.
-        key: the lock's whole key.
-        may_be_copy: the message may be a copy of one that has ended.
+    """The facts of one delivery of a locked task, from the request as Celery hands it to the
+    tracer, without our header. They never change. Raises `TypeError` if the arguments do not fit
+    the task, and what a `lock_key` callable raises.
     """
 
     def __init__(
@@ -72,13 +50,15 @@ class Facts:
         self.policy = policy.eager() if is_eager else policy
         if not is_eager and message.events != events.wanted:
             events.learn(message.events, raw.get("hostname"))
+        #: The task may have run before: a retry, or a copy of a message whose run died. Tasks that
+        #: came since are newer.
         self.began = bool(raw.get("retries") or raw.get("replaced_task_nesting") or message.began)
-        self.may_be_copy = _may_be_copy(locks, message)
+        self.may_be_copy = _may_be_copy(locks, message)  # of a message that has ended
         keys = task.lock_keys_for(args, kwargs, raw)
         if kept is not None or self.began or locks.redelivery.copies_any_time:
             keys = self._with_own_slot(keys, kept)
         self.key = keys.lock
-        self.label: str | None = None
+        self.label: str | None = None  # the lock's name for people, from `lock_label`
         if task._redislock_label_maker is not None:
             self.label = task.label_for(args, kwargs, raw)
         self.claim = self._claim(keys, message, kept)
@@ -228,11 +208,8 @@ def _may_be_copy(locks: AppLocks, message: Delivery) -> bool:
 
 
 def ends_message(task: Any, flag: str) -> bool:
-    """Whether such a failure of a run ends its message. If not, the message may come back.
-
-    Args:
-        task: the Celery task.
-        flag: `acks_on_failure` or `acks_on_timeout`, which Celery 5.5 has as one flag.
+    """Whether such a failure of a run ends its message. If not, the message may come back. The flag
+    is `acks_on_failure` or `acks_on_timeout`, which Celery 5.5 has as one.
     """
     acks = getattr(task, flag, None)
     return bool(task.acks_on_failure_or_timeout if acks is None else acks) or not task.acks_late

@@ -76,29 +76,15 @@ def _raise(error: Exception) -> NoReturn:
 
 
 class Life:
-    """The life of a delivery, and the owner of all that it holds. Nothing else assigns these.
-
-    Args:
-        task: the task.
-        raw: the request as Celery hands it to the tracer.
-
-    Attributes:
-        facts: what never changes.
-        state: what is known of it; a later state replaces it.
-        kept: the message's reservation or place, until it is settled or moves to the next message.
-        lease: the lease; its fence is 0 while the lock is not acquired.
-        course: how the delivery goes on in Celery; None while that is not known.
-        ran: how the body ended.
-        is_over: all that the delivery held is settled.
-    """
+    """The life of a delivery, and the owner of all that it holds. Nothing else assigns these."""
 
     # Class attributes: an instance is made for each task that runs, and few need other values.
     facts: Facts = None  # type: ignore[assignment]
     state: State = None  # type: ignore[assignment]
     lease: Lease = None  # type: ignore[assignment]
-    course: Course | None = None
-    ran = NOT_RUN
-    is_over = False
+    course: Course | None = None  # how the delivery goes on in Celery, once that is known
+    ran = NOT_RUN  # how the body ended
+    is_over = False  # all that the delivery held is settled
     _request: Any = None
     _abort: Abort | None = None
     #: When the lock was asked for, on `clock`.
@@ -112,7 +98,7 @@ class Life:
     def __init__(self, task: LockedTask, raw: dict[str, Any]) -> None:
         self._task = task
         self._raw = raw
-        self.kept = Kept.of(raw) if KEY in raw else None
+        self.kept = Kept.of(raw) if KEY in raw else None  # until settled, or the next message's
 
     def __str__(self) -> str:
         return str(self.facts or f"{self._task.name}[{self._raw.get('id')}]")
@@ -148,13 +134,8 @@ class Life:
         trace: Callable[[Life], Any],
         request: Any = None,
     ) -> Any:
-        """The whole of it, in the order in which it happens.
-
-        Args:
-            args: the call's arguments.
-            kwargs: its keyword arguments.
-            trace: Celery's part, which calls `call` where the body is to run.
-            request: the request of an eager run.
+        """The whole of it, in the order in which it happens. `trace` is Celery's part, which calls
+        `call` where the body is to run; an eager run has its request already.
         """
         __tracebackhide__ = True
 
@@ -213,10 +194,8 @@ class Life:
     def _go_without_lock(
         self, locks: AppLocks, args: Any, kwargs: Mapping[str, Any], request: Any
     ) -> Course:
-        """Take no lock, unless an operator has suspended the task: then it waits.
-
-        Raises:
-            NoLock: the call takes no lock.
+        """Take no lock, unless an operator has suspended the task: then it waits. Raises `NoLock`
+        if the call takes none.
         """
         task, suspension = self._task, None
         if task.lock_options is not None and locks.enabled and request is None:
@@ -423,11 +402,8 @@ class Life:
 
     def _call_off_copies(self, ends: bool) -> None:
         """Let no copy run of a task that failed while it was put off; or before it asked for the
-        lock, as a room may have published it twice. The same for one that goes on, or ends, though
-        the server may have put it into the room: its answer was lost.
-
-        Args:
-            ends: the delivery ends the task's message.
+        lock, as a room may have published it twice. The same for one that goes on, or `ends` its
+        message, though the server may have put it into the room: its answer was lost.
         """
         state = self.state
         if (state.copied or state.message.parked) and ends:

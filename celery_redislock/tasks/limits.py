@@ -17,11 +17,7 @@ logger = get_logger()
 
 
 class Ending(Protocol):
-    """What `surely` ends.
-
-    Attributes:
-        is_over: it has ended.
-    """
+    """What `surely` ends, until it `is_over`."""
 
     is_over: bool
 

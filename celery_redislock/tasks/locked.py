@@ -31,22 +31,17 @@ logger = get_logger()
 class LockedTask(Task):
     """Options and lock names of a locked task. `SingletonTask` adds the Celery hooks that take the
     lock.
-
-    Attributes:
-        lock_options: the options, resolved; None while the task is not bound, or not locked.
-        runs_in_children: whether processes of this worker's pool hold the task's locks.
-        acks_after_body: whether a message is acknowledged only after its task has run even
-            without `acks_late`, since one loop does both.
-        hears_acks: whether this worker's broker never redelivers a message that was acknowledged
-            on the connection on which it came.
-        worker_consumer: this worker's consumer. The worker's main process sets these four.
     """
 
     abstract = True
 
+    #: Resolved; None while the task is not bound, or not locked.
     lock_options: LockOptions = None  # type: ignore[assignment]
+    #: Processes of this worker's pool hold the task's locks. The worker's main process sets this
+    #: and the three below.
     runs_in_children = False
-    acks_after_body = False
+    acks_after_body = False  # also without `acks_late`, since one loop does both
+    #: Its broker never redelivers what was acknowledged on the connection on which it came.
     hears_acks = False
     worker_consumer: Any = None
     _redislock_error: ConfigError | None = None
@@ -104,10 +99,8 @@ class LockedTask(Task):
         kwargs: Mapping[str, Any],
         headers: Mapping[str, Any] = NO_HEADERS,
     ) -> LockKeys:
-        """The keys of the lock for arguments as they arrive at a worker. See `lock_name`.
-
-        Raises:
-            NoLock: the call takes no lock.
+        """The keys of the lock for arguments as they arrive at a worker. See `lock_name`. Raises
+        `NoLock` if the call takes none.
         """
         # A subclass may have a `lock_name` of its own, which takes no headers.
         more = (headers,) if self.lock_options.lock_headers else ()
@@ -120,9 +113,6 @@ class LockedTask(Task):
     def reaching(self, keys: LockKeys, is_meant: Callable[[bytes], bool]) -> LockKeys:
         """The lock's keys, with as many slots as it takes for all whose values are meant: a
         callable `lock_limit` may have given more for an earlier run.
-
-        Raises:
-            LockUnavailable: the lock server did not answer in time.
         """
         options = self.lock_options
         if isinstance(options.lock_limit, int):
@@ -157,15 +147,8 @@ class LockedTask(Task):
     def as_sent(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], serializer: str | None = None
     ) -> tuple[list[Any], dict[str, Any]]:
-        """The arguments as they arrive at a worker.
-
-        Args:
-            args: the call's arguments.
-            kwargs: the call's keyword arguments.
-            serializer: the message's, if it is not the task's.
-
-        Raises:
-            ConfigError: the task's options are wrong.
+        """The arguments as they arrive at a worker. A serializer is the message's, if it is not the
+        task's. Raises `ConfigError` if the task's options are wrong.
         """
         app_locks(self.app)  # the options are those of the settings as they are now
         self._refuse_if_misconfigured()
@@ -252,11 +235,7 @@ class LockedTask(Task):
 
 class Calls:
     """Questions about the locks of a task's calls, whose arguments are given as a caller gives
-    them.
-
-    Args:
-        task: the task.
-        headers: the headers of the calls' messages.
+    them, and whose messages have these headers.
     """
 
     def __init__(self, task: LockedTask, headers: Mapping[str, Any] = NO_HEADERS) -> None:
@@ -264,12 +243,9 @@ class Calls:
         self._headers = headers
 
     def keys_of_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LockKeys:
-        """The keys of the lock for this call.
-
-        Raises:
-            ConfigError: the task's options are wrong.
-            TypeError: the arguments do not fit the task's signature.
-            NoLock: the call takes no lock.
+        """The keys of the lock for this call. Raises `ConfigError` if the task's options are wrong,
+        `TypeError` if the arguments do not fit its signature, and `NoLock` if the call takes no
+        lock.
         """
         return self.task.lock_keys_for(*self._sent(args, kwargs))
 

@@ -31,14 +31,11 @@ _watched: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
 
 def protect_tasks(app: Any) -> list[tuple[str, str]]:
     """Lock the tasks that `redislock_tasks` names, with the options that it gives. A task whose
-    entry is wrong gets that error.
+    entry is wrong gets that error. Returns the names and globs that protect no task, each with the
+    reason.
 
-    Returns:
-        The names and globs that protect no task, each with the reason.
-
-    Raises:
-        ConfigError: the setting is not a dict of dicts, or has an unknown option. The tasks that
-            other entries name are locked by then.
+    Raises `ConfigError` if the setting is not a dict of dicts, or has an unknown option. The tasks
+    that other entries name are locked by then.
     """
     wanted = _wanted(app)
     idle = dict.fromkeys(wanted, "matches no task of this app")
@@ -100,13 +97,8 @@ def errors_of(app: Any) -> list[ConfigError]:
 
 
 def calls_of(task: Any) -> Calls:
-    """The questions about this task's calls.
-
-    Args:
-        task: the task, also one that `redislock_tasks` names; or `task.with_headers(...)`.
-
-    Raises:
-        TypeError: it is no task, or takes no lock.
+    """The questions about the calls of this task, also one that `redislock_tasks` names, or of
+    `task.with_headers(...)`. Raises `TypeError` if it is no task, or takes no lock.
     """
     if isinstance(task, Calls):
         return task
@@ -202,11 +194,8 @@ def _protect(task: Any, options: Any, pattern: str) -> None:
 
 def _resolve_again(app: Any) -> None:
     """Lock what `redislock_tasks` names by now, and resolve the options of the app's tasks again,
-    since its settings have changed.
-
-    Raises:
-        ConfigError: by these, a task is wrong that was not; or one that is locked had other options
-            in `redislock_tasks`, or would have no lock.
+    since its settings have changed. Raises `ConfigError` if by these a task is wrong that was not;
+    or one that is locked had other options in `redislock_tasks`, or would have no lock.
     """
     wanted, tasks = _wanted(app), list(tasks_so_far(app).items())
     for name, task in tasks:

@@ -65,17 +65,11 @@ CALL: Final = "_redislock_call"
 
 
 class CallOptions(NamedTuple):
-    """Options of one call that the task does not set: `compat` gives them.
+    """Options of one call that the task does not set: `compat` gives them."""
 
-    Attributes:
-        refuse: what to return, or to raise, if the call is a duplicate that is not sent.
-        raises: whether `refuse` raises.
-        queued_ttl: in place of the task's `lock_queued_ttl`.
-    """
-
-    refuse: Callable[[LockConflict], Any]
-    raises: bool
-    queued_ttl: float
+    refuse: Callable[[LockConflict], Any]  # gives what a duplicate that is not sent comes to
+    raises: bool  # whether `refuse` raises
+    queued_ttl: float  # in place of the task's `lock_queued_ttl`
 
 
 def publish_reserved(
@@ -123,26 +117,15 @@ def _refuse_if_lacking(task: LockedTask, headers: Mapping[str, Any]) -> None:
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Sending:
-    """One call of a task's `apply_async`.
-
-    Attributes:
-        task: the task.
-        publish: Celery's `apply_async`, given the options.
-        keys: the keys of the call's lock.
-        label: that lock's name for people, or None.
-        options: the options of the call.
-        is_in_canvas: something that does not see what the call returns waits for its task.
-        own: the lease of the task that is running here, if any.
-        call_options: options of this call that the task does not set, if there are any.
-    """
+    """One call of a task's `apply_async`."""
 
     task: LockedTask
-    publish: Callable[..., Any]
+    publish: Callable[..., Any]  # Celery's `apply_async`, given the options
     keys: LockKeys
-    label: str | None
+    label: str | None  # that lock's name for people
     options: Mapping[str, Any]
-    is_in_canvas: bool
-    own: Lease | None
+    is_in_canvas: bool  # something that does not see what the call returns waits for its task
+    own: Lease | None  # of the task that is running here, if any
     call_options: CallOptions | None = None
 
     def __post_init__(self) -> None:
@@ -155,15 +138,10 @@ class Sending:
         self._seconds = self._seconds_in_queue()
 
     def send(self) -> Any:
-        """Reserve the lock and publish, or do what `on_queued_conflict` says.
-
-        Returns:
-            The task's `AsyncResult`, or that of the task that has the lock.
-
-        Raises:
-            LockConflict: somebody has the lock, and the task says to raise that.
-            LockUnavailable: the lock server could not be asked, and the task says to raise that.
-            Exception: what Celery's `apply_async` raises.
+        """Reserve the lock and publish, or do what `on_queued_conflict` says. Returns the task's
+        `AsyncResult`, or that of the task that has the lock. If the task says so, raises
+        `LockConflict` if somebody has the lock, and `LockUnavailable` if the server could not be
+        asked.
         """
         __tracebackhide__ = True
         if self._continues_own():

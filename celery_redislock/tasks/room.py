@@ -49,15 +49,10 @@ AGAIN: Final = "it is published again"
 
 
 class Looked(NamedTuple):
-    """What is to be known after a look at a room.
+    """What is to be known after a look at a room."""
 
-    Attributes:
-        due_in: seconds until the next look at it is due; None if none is.
-        passed_over: others must publish a task of it.
-    """
-
-    due_in: float | None
-    passed_over: bool
+    due_in: float | None  # seconds until the next look at it is due; None if none is
+    passed_over: bool  # others must publish a task of it
 
 
 def look_after(app: Any, keys: LockKeys, ttl: float) -> Looked:
@@ -86,17 +81,11 @@ def follow_up(
     app: Any, keys: LockKeys, ttl: float, reply: Settled | Busy | Parked | Free, by: str = ""
 ) -> None:
     """Do for other tasks what the server's answer leaves to be done: publish the one that is next,
-    end those that were replaced, look at the room again. Errors are logged, and others try again
-    later. In the background, as the broker or the result backend may hang, and the caller has a
-    task to run, or locks to free. One that was parked has neither: it ends those that it replaced
-    at once, which is faster than to have two threads of one process take turns.
-
-    Args:
-        app: the Celery app.
-        keys: the keys of the lock that was asked about.
-        ttl: seconds, which bound how long the server may take to answer.
-        reply: the answer.
-        by: the id of the task that asked, which replaced others.
+    end those that were replaced, `by` the id of the task that asked, look at the room again. Errors
+    are logged, and others try again later. In the background, as the broker or the result backend
+    may hang, and the caller has a task to run, or locks to free. One that was parked has neither:
+    it ends those that it replaced at once, which is faster than to have two threads of one process
+    take turns.
     """
     if isinstance(reply, Parked | Free) and reply.replaced:
         end = partial(_end_all, app, keys, ttl, reply.replaced, by)
@@ -121,10 +110,8 @@ def _publish(
 ) -> Settled | Look | None:
     """Publish the task that is next; or, if it has ended or only others can publish it, the one
     behind it. With `looked`, the room was looked after: this is the time to report those that this
-    process cannot publish. They are added to that list.
-
-    Returns:
-        What the server said last of the room, if it was asked again.
+    process cannot publish. They are added to that list. Returns what the server said last of the
+    room, if it was asked again.
     """
     following: Offered | None = offered
     looks, passed_over = looked is not None, [] if looked is None else looked
@@ -205,10 +192,7 @@ def _outage_at(app: Any, expired: Any) -> str:
 
 def _believed(app: Any, keys: LockKeys, entry: Entry, waiter: Waiter) -> Waiter:
     """The waiter, if it may be published or ended: its entry's seal is valid; or it is a call of a
-    task of this room, and runs no other task.
-
-    Raises:
-        ForgedEntry: it may not.
+    task of this room, and runs no other task. Else raises `ForgedEntry`.
     """
     if entry.is_sealed(app, keys.lock):
         return waiter
@@ -291,15 +275,8 @@ def end_expired(
     reason: str = "",
 ) -> None:
     """End a task that expired while it waited, or would: RabbitMQ would drop its message, and the
-    task would have no result.
-
-    Args:
-        task: the task.
-        keys: the lock's keys.
-        request: the task's request.
-        label: the lock's label, or None.
-        why: what let it expire, if operators must know of that; "" if it is that the lock was held.
-        reason: the same for the line's field, if that is another text.
+    task would have no result. `why` is what let it expire, for the log line, if it is not just that
+    the lock was held; `reason` is another text of that for the line's field.
     """
     store_expired(task, request)
     expired = {"terminated": False, "signum": None, "expired": True}
@@ -325,20 +302,13 @@ def end_replaced(
     unknown: bool = False,
     again: bool = False,
 ) -> None:
-    """Store the result of a task that was replaced in, or dropped from, the room. Nobody else does:
-    neither a copy of its message, nor another process for the next `rooms.ENDED_AGAIN` seconds.
+    """Store the result of a task that was replaced in the room by the task with the id `successor`,
+    or dropped from it by an operator: "". Nobody else does: neither a copy of its message, nor
+    another process for the next `rooms.ENDED_AGAIN` seconds. An error is logged, and a worker that
+    looks after the rooms tries again.
 
-    An error is logged, and a worker that looks after the rooms tries again.
-
-    Args:
-        app: the Celery app.
-        keys: the lock's keys.
-        ttl: seconds, which bound how long the server may take to answer.
-        entry_id: the entry's id.
-        text: the entry.
-        successor: the id of the task that replaced it; "" if an operator dropped it.
-        unknown: allow a task that the app does not know; else that is left to other workers.
-        again: another process may have stored the result, and has died or is late.
+    `unknown` allows a task that the app does not know; else that is left to other workers. `again`:
+    another process may have stored the result, and has died or is late.
     """
     with only_logged(
         "redislock: could not store the result of %s, which was replaced or dropped; will try"

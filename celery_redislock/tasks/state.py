@@ -53,17 +53,11 @@ RUNS: Final = Runs()
 
 
 class Ran(NamedTuple):
-    """How the body ended.
+    """How the body ended."""
 
-    Attributes:
-        how: for the history, see `past`.
-        note: the done note for copies of the message, see `notes`.
-        retry: the error by which the body sent the task's next attempt, or None.
-    """
-
-    how: str = past.NOT_RUN
-    note: str = ""
-    retry: Retry | None = None
+    how: str = past.NOT_RUN  # for the history, see `past`
+    note: str = ""  # the done note for copies of the message, see `notes`
+    retry: Retry | None = None  # by which the body sent the task's next attempt
 
 
 NOT_RUN: Final = Ran()
@@ -75,30 +69,17 @@ BEGUN: Final = Ran(past.FAILED)
 
 
 class State(NamedTuple):
-    """What is known of a delivery. A later state replaces it.
+    """What is known of a delivery. A later state replaces it."""
 
-    Attributes:
-        message: the message, with what was learned of it since it came.
-        may_have_copies: another copy of the message may exist.
-        copied: the task may have been published again, or put into a waiting room.
-        reruns: the task has run before, and its result is missing.
-        first_busy: the first answer that somebody else has the lock, or None.
-        parks_as: the member as which the task is being put into the waiting room; "" if it is not.
-        is_noted: with its answer, the server has noted that the task ends without a run.
-        is_counted: in the same way it has counted that.
-        is_too_large: the server did not take the message, which is large: the task cannot wait in
-            the room.
-    """
-
-    message: Delivery
-    may_have_copies: bool = False
-    copied: bool = False
-    reruns: bool = False
-    first_busy: Busy | None = None
-    parks_as: str = ""
-    is_noted: bool = False
-    is_counted: bool = False
-    is_too_large: bool = False
+    message: Delivery  # with what was learned of it since it came
+    may_have_copies: bool = False  # another copy of the message may exist
+    copied: bool = False  # the task may have been published again, or put into a waiting room
+    reruns: bool = False  # the task has run before, and its result is missing
+    first_busy: Busy | None = None  # the first answer that somebody else has the lock
+    parks_as: str = ""  # the member as which the task is being put into the waiting room, or ""
+    is_noted: bool = False  # with its answer, the server has noted that the task ends without a run
+    is_counted: bool = False  # in the same way it has counted that
+    is_too_large: bool = False  # the server did not take the message: it cannot wait in the room
 
     def learn(self, **known: Any) -> State:
         """With what became known of the message after it came."""

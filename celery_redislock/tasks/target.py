@@ -18,15 +18,10 @@ class TargetError(Exception):
 
 
 class Target(NamedTuple):
-    """A lock, or one slot of it if that slot's key was given.
-
-    Attributes:
-        keys: the lock's keys.
-        slot: the whole key of one slot, or "" for the whole lock.
-    """
+    """A lock, or one slot of it if that slot's key was given."""
 
     keys: LockKeys
-    slot: str = ""
+    slot: str = ""  # the whole key of one slot, or "" for the whole lock
 
     @property
     def key(self) -> str:
@@ -45,11 +40,7 @@ def word(text: Any) -> Any:
 
 
 def locked_task(app: Any, name: str) -> SingletonTask:
-    """The task with that name, which takes locks.
-
-    Raises:
-        TargetError: there is none.
-    """
+    """The task with that name, which takes locks. Raises `TargetError` if there is none."""
     task = app.tasks.get(name)
     if task is None:
         near = nearly(name, [each.name for each in locked_tasks(app)])
@@ -83,10 +74,8 @@ def keys_of_call(
     kwargs: Mapping[str, Any],
     headers: Mapping[str, Any] = NO_HEADERS,
 ) -> LockKeys:
-    """The keys of the lock for a call of that task, whose message has these headers.
-
-    Raises:
-        TargetError: there is no such task, or the arguments do not fit it.
+    """The keys of the lock for a call of that task, whose message has these headers. Raises
+    `TargetError` if there is no such task, or the arguments do not fit it.
     """
     task = locked_task(app, name)
     try:
@@ -104,17 +93,9 @@ def locate(
     kwargs: Mapping[str, Any] | None = None,
     headers: Mapping[str, Any] = NO_HEADERS,
 ) -> Target:
-    """The lock that is meant.
-
-    Args:
-        app: the Celery app, its tasks loaded.
-        target: a lock's whole key, a task's name, or a lock's name.
-        args: for a task, the call's arguments.
-        kwargs: for a task, the call's keyword arguments.
-        headers: for a task, the headers of the call's message.
-
-    Raises:
-        TargetError: the arguments do not fit, or there is no such task.
+    """The lock that is meant by a whole key, a lock's name, or a task's name with the arguments and
+    headers of a call. The app's tasks must be loaded. Raises `TargetError` if there is no such
+    task, or the arguments do not fit.
     """
     prefix = app_locks(app).prefix
     name = name_of(prefix, target)

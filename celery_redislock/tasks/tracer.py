@@ -49,10 +49,7 @@ _NOT_TOLD: Final = "redislock: %s has ended, but not all were told"
 
 def around(task: LockedTask, inner: Tracer) -> Tracer:
     """A tracer that takes the task's lock and then calls Celery's. A tracer that we made for this
-    task before is returned as it is.
-
-    Raises:
-        ConfigError: the inner one is not Celery's.
+    task before is returned as it is. Raises `ConfigError` if the inner one is not Celery's.
     """
     if getattr(inner, _OF, None) is task:
         return inner
