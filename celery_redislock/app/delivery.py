@@ -192,7 +192,7 @@ class Delivery:
     copied: bool = False  # another copy of the message may exist, or have existed
     deferrals: int = 0  # how often the task was deferred before
     outages: int = 0  # how many of the last deferrals in a row were for the lock server's outage
-    since: float | None = None  # Unix time: the task first met a held lock or was deferred
+    since: float | None = None  # Unix time when it first met a held lock or was deferred
     gave_up: bool = False  # the task's time in the waiting room is over
     parked: bool = False  # the message comes from a waiting room
     #: What operators had suspended, as text, if the task was put off or parked for that last.

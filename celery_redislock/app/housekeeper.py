@@ -245,7 +245,6 @@ class Housekeeper:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is being done, or is due."""
         return self._frees.is_busy or self._talks.is_busy
 
 

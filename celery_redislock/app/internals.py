@@ -245,7 +245,6 @@ def on_registration(app: Any, callback: Callable[[Any], None]) -> None:
 
 
 def apps_so_far() -> list[Any]:
-    """The apps of this process."""
     from celery import _state
 
     return list(_state._get_active_apps())

@@ -33,7 +33,7 @@ def store_retry(task: Any, request: Context, error: Any, traceback: str | None =
         raised = error if isinstance(error, BaseException) else sys.exc_info()[1]
         if traceback is None and raised is not None:
             traceback = "".join(format_exception(raised))
-        # As Celery stores it, which it is not for any error that cannot be pickled.
+        # `Retry` makes the error what Celery stores, also if it cannot be pickled.
         backend.mark_as_retry(request.id, Retry(exc=error).exc, traceback, request=request)
     setattr(request, _RETRY_STORED, True)
 

@@ -54,7 +54,7 @@ class Address(NamedTuple):
     options: Mapping[str, Any]
 
     def __repr__(self) -> str:
-        return "Address(...)"  # error trackers show variables, and here are passwords
+        return "Address(...)"  # error trackers show variables, and these have passwords
 
 
 class NoServer(ConfigError):
@@ -68,9 +68,9 @@ class Elsewhere(NoServer):
 
 
 class AppLocks:
-    """The settings of an app, checked, and its lock server, connected at first use. The connections
-    of those read before are kept if the server is the same. Raises `ConfigError` for an unknown or
-    wrong setting.
+    """The settings of an app, checked, and its lock server, connected at first use; the connections
+    of `known`, read before, are kept if the server is the same. Raises `ConfigError` for an unknown
+    or wrong setting.
     """
 
     def __init__(self, app: Any, known: AppLocks | None = None) -> None:
@@ -118,7 +118,6 @@ class AppLocks:
 
     @property
     def server(self) -> Server:
-        """The app's lock server."""
         if stand_in.current is not None:
             return stand_in.current.server
         if self._server is None:

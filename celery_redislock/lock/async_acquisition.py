@@ -25,8 +25,8 @@ from .right import Ask
 
 T = TypeVar("T")
 
-#: Between so many seconds waiters ask again if a connection cannot block for each of them, and the
-#: more of them there are the more seldom.
+#: Seconds, to be multiplied by `crowd`, between which a waiter asks again if too many wait for each
+#: of them to block.
 ASK_AGAIN: Final = (0.05, 0.15)
 #: A release outside of tasks publishes no message.
 _RELEASE: Final = Release(publishes=False)
@@ -36,8 +36,8 @@ _ORPHANED: Final = (
 
 
 class _LoopLease(Lease):
-    """The lease of an acquisition. The heartbeat, which is a thread, keeps it alive as long as the
-    event loop is there, in which alone it can be released.
+    """The lease of an acquisition. The heartbeat, which is a thread, keeps it alive as long as its
+    event loop is there: only that can release it.
     """
 
     def __init__(self, server: Server, claim: Claim, beats: bool) -> None:
@@ -46,7 +46,6 @@ class _LoopLease(Lease):
         super().__init__(server, claim, beats=beats, on_lost=partial(_wake, loop, ended))
 
     def extension(self, now: float) -> Extension | None:
-        """See `Lease.extension`."""
         if self.loop.is_closed():
             self.orphan(_ORPHANED)
         return None if self.is_orphaned else super().extension(now)
@@ -221,7 +220,6 @@ class AsyncAcquisition:
             return end.value  # type: ignore[no-any-return]
 
     async def _do(self, step: Step | Ask) -> Any:
-        """Take one step. See `Lease._do`."""
         lease = self._lease
         if isinstance(step, Ask):
             if step.call.script == "extend" and isinstance(self._asks, InThreads):
@@ -254,7 +252,6 @@ class AsyncAcquisition:
         return not self._lease.is_lost
 
     async def _extend(self) -> bool:
-        """See `Lease.extend_now`."""
         lease = self._lease
         if lease.is_over:
             return False
@@ -278,7 +275,7 @@ class AsyncAcquisition:
         """Wait until the lock is released or lost. Returns whether it was lost."""
         lease = self._lease
         while not lease.ended.is_set():
-            # Without a heartbeat the lock is not to be extended because somebody looks at it.
+            # Without a heartbeat, a look at the lock must not extend it.
             if lease.is_in_doubt and not (lease.beats and await self._confirm()):
                 return True
             left = max(lease.deadline - clock(), 0.0)

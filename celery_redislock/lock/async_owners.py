@@ -43,7 +43,7 @@ class Acquisitions:
     @property
     def here(self) -> AsyncAcquisition | None:
         """What this task acquired last and has not released; if it has not asked, what the task
-        acquired from which it has its context.
+        acquired that gave it its context.
         """
         held = first_held(requests_here(self._lock))
         return None if held is None or held._is_of_another_loop else held
@@ -58,8 +58,8 @@ class Acquisitions:
         task = this_task()
         blocks = [each for each in self._entered if each[0] is task][-1:]
         if not blocks:
-            # Another task entered it, as that of a generator may be. It is rather one that has
-            # ended, and rather one that holds nothing: what is held may be a block's that goes on.
+            # Another task entered it, as with generators. Prefer one of a task that has ended, then
+            # one that holds nothing: what is held may belong to a block that goes on.
             blocks = sorted(
                 self._entered, key=lambda each: (runs(each[0]), each[1]._lease.is_held)
             )[:1]

@@ -217,8 +217,8 @@ def hub_here() -> Hub | None:
 class Teller:
     """Makes calls that log or run users' code, one after another.
 
-    It makes a call at once where threads are not patched, or if a greenlet asks for it. If a native
-    thread asks for it, a greenlet makes the call as soon as the running one lets others run.
+    It makes a call at once where threads are not patched, or for a greenlet. For a native thread a
+    greenlet makes it, as soon as the running one lets others run.
     """
 
     def __init__(self, hub: Hub | None) -> None:

@@ -210,7 +210,7 @@ class Heartbeat:
         finally:
             self._in_flight = frozenset()
         for (ref, lease, _), reply in pairs:
-            # Who waited for the reply, or discards the lease only now, releases the lock after it.
+            # Whoever waited for the reply, or discards the lease only now, releases the lock later.
             lease.answered(reply, sent_at, discarded=ref in self._overtaken)
 
 

@@ -55,7 +55,7 @@ class Lease(Right):
     heir: Heir | None = None  # the task's next message, to which the lock is left when the run ends
     #: Seconds for which the lock is to stay taken after the run, if its body asked for that.
     pause_for: float | None = None
-    unheard: Release | None = None  # to repeat: the server did not answer it
+    unheard: Release | None = None  # the server did not answer it: to be repeated
     is_orphaned = loss_is_told = False  # told: logged, and `on_lost` was called
     teller = AT_ONCE  # what logs for this lock, where threads are patched
 
@@ -299,7 +299,6 @@ class Lease(Right):
             return end.value  # type: ignore[no-any-return]
 
     def _do(self, step: Step | Ask) -> Any:
-        """Take one step."""
         if isinstance(step, Ask):
             return self.server.run(step.call, once=step.once)
         self.asked = True
@@ -316,7 +315,6 @@ class Lease(Right):
     # -- the heartbeat --------------------------------------------------------------------
 
     def keep_alive(self) -> None:
-        """See `Right.keep_alive`."""
         if self.beats:
             if not sys.modules.keys().isdisjoint(PATCHERS):  # which looks up only these
                 self.teller = teller_here()

@@ -123,7 +123,6 @@ class NamedLock(ABC):
 
     @property
     def _keys(self) -> LockKeys:
-        """The lock's keys in Redis."""
         if self._is_filled:
             lease = self._lease
             return self._refuse_fields() if lease is None else lease.claim.keys

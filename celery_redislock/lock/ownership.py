@@ -92,11 +92,11 @@ def note_request(lock: weakref.ref[Any]) -> tuple[Request, list[Request]]:
 
 
 def requests_here(lock: weakref.ref[Any]) -> list[Request]:
-    """The requests for this lock that the task made; if it has made none, those of the task from
-    which it has its context. The last is the first.
+    """The requests for this lock that the task made; if it has made none, those of the task that
+    gave it its context. The last is the first.
 
     Tasks that run one after another may share a context, such as those of a test case and its
-    set-up. So one that has ended and holds nothing is none from which others have it.
+    set-up. So a task that has ended and holds nothing does not count as one that gave it.
     """
     requests, task = _known().get(lock, ()), this_task()
     if not any(each.task is task for each in requests):

@@ -164,7 +164,6 @@ class Right:
         return holders.parse(self.stored.encode(), None) or Holder()
 
     def lost_error(self) -> LockLost:
-        """The error that says that the lock was lost."""
         return LockLost(self.key, holders.parse(self.stored.encode(), None), self.lost_because)
 
     # -- extensions -----------------------------------------------------------------------

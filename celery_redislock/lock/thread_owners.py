@@ -22,8 +22,8 @@ logger = get_logger()
 
 class Owner:
     """A thread that acquired a `RedisLock`; in an event loop its task, or a greenlet. Only that
-    thread refers to this, so it ends with the thread; and the lock does while a `with` block has
-    it, which may end in another thread.
+    thread refers to this object, which therefore ends with the thread; but the lock refers to it
+    while a `with` block has it, which may end in another thread.
     """
 
     count = 1  # how often it was acquired, and not released
@@ -48,8 +48,8 @@ class Owner:
 
     @property
     def is_here(self) -> bool:
-        """Whether this thread speaks for it. For what a task or a greenlet acquired only that does,
-        until it ends.
+        """Whether this thread speaks for it. What a task or a greenlet acquired only that one
+        speaks for, until it ends.
         """
         if not self._is_in_sight:
             return False
@@ -68,8 +68,8 @@ class Owner:
 
     @property
     def _is_in_sight(self) -> bool:
-        """Whether no `with` block has it, or what runs now began in that. Frameworks run the halves
-        of a block in any threads, and other requests in these threads meanwhile.
+        """Whether no `with` block has it, or what runs now began in that block. Frameworks run the
+        halves of a block in any threads, and other requests in these threads meanwhile.
         """
         return not self.is_entered or any(each() is self for each in _entered.get())
 
@@ -136,7 +136,7 @@ class Owners:
     def enter(self, owner: Owner) -> None:
         """Note that a `with` block begins, which has this."""
         others = _entered.get()
-        if others:  # those that ended where another context is, would stay
+        if others:  # those that ended in another context would stay
             others = tuple(ref for ref in others if (of := ref()) and not of.lease.is_over)
         _entered.set((*others, weakref.ref(owner)))
         owner.is_entered = True
@@ -159,8 +159,9 @@ class Owners:
 
     @property
     def known(self) -> Lease | None:
-        """What this thread acquired and has not released, even if it was lost: with the fence of
-        another thread, its late writes would be accepted. Else what the last thread acquired.
+        """What this thread acquired and has not released, even if it was lost: with another
+        thread's fence its late writes would be accepted. Otherwise what was acquired last in any
+        thread.
         """
         owner, last = self.here, self._last
         if owner is not None:
@@ -203,8 +204,8 @@ class Owners:
         for each in reversed(entered):
             if each.is_here:
                 return each
-        # Another thread entered it. It is rather one that holds nothing: what is held may be a
-        # block's that goes on.
+        # Another thread entered it. Prefer one that holds nothing: what is held may belong to a
+        # block that goes on.
         return min(entered, key=lambda each: each.lease.is_held, default=None)
 
     def leave(self, owner: Owner | None, failed: bool) -> None:

@@ -51,10 +51,10 @@ WAITER_TTL: Final = MAX_BLOCK + 2.0
 
 T = TypeVar("T")
 
-#: The relation of a task that is suspended to a lock that it could have else: see `acquire.lua`.
+#: The relation of a suspended task to a lock that it could have otherwise: see `acquire.lua`.
 SUSPENDED: Final = "suspended"
-#: Where `acquire` has the fence counter among its keys, and in its arguments how it asks; and where
-#: `extend` has the counter above which a missing lock is not taken again, and one above all.
+#: The places of the fence counter in `acquire`'s keys and of `how` in its arguments; in those of
+#: `extend`, of the counter above which a missing lock is not taken again, and one above all.
 _COUNTER_KEY, _HOW = 1, 6
 _LAST_COUNTER, _HIGHEST = 5, 2**53
 
@@ -206,8 +206,8 @@ def extend(extension: Extension) -> Call[Extended]:
 
 
 def retaking(extension: Call[Extended]) -> Call[Extended]:
-    """The same extension, which takes a missing lock again whoever has asked for it since then: a
-    majority of independent servers proves that nobody else has had it.
+    """The same extension, which takes a missing lock again whatever the counter says: a majority of
+    independent servers proves that nobody else has had it.
     """
     before, after = extension.args[:_LAST_COUNTER], extension.args[_LAST_COUNTER + 1 :]
     return dataclasses.replace(extension, args=(*before, _HIGHEST, *after))
@@ -396,8 +396,8 @@ def _kept_off(task: str, name: str, replies: list[Any]) -> Suspension | None:
 
 
 def slots_reached(of: LockKeys, ttl: float, is_meant: Callable[[bytes], bool]) -> Query[int]:
-    """How many slots the lock must have for all whose values are meant: an earlier `lock_limit` may
-    have been higher. 0 if none above these keys' slots is meant.
+    """How many slots the lock must have for all whose values are meant, as an earlier `lock_limit`
+    may have been higher; 0 if none above these keys' slots is meant.
     """
     above = slots_above(of)
     last = partial(_last_meant, MAX_LIMIT - len(above), is_meant)
@@ -410,7 +410,6 @@ def _last_meant(below: int, is_meant: Callable[[bytes], bool], values: list[Any]
 
 
 def holder_of(of: LockKeys, ttl: float) -> Query[Holder | None]:
-    """Who holds the lock."""
     commands = [(what, slot) for slot in (of.lock, *of.slots) for what in ("GET", "PTTL")]
     return Query(commands, _first_holder, of.lock, ttl)
 

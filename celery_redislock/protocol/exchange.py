@@ -24,7 +24,7 @@ class Call(Generic[T]):
     args: tuple[Any, ...]
     read: Callable[[Any, float], T]  # given the reply, and when the request was sent, on `clock`
     ttl: float  # the lock's, in seconds; it determines how long the server may take to answer
-    takes: bool = False  # a new lock, so it must wait while a server that came back holds off
+    takes: bool = False  # a new lock: it waits while a server that came back holds off
     recurs: bool = False  # the same keys are likely to be sent again, so their packed form is kept
     #: Makes the call to make in place of this one, from a reply that names what else the script
     #: would touch; None if the reply is the answer.

@@ -44,8 +44,8 @@ def extended(answers: Sequence[Extended], majority: int) -> Extended | None:
 
 
 def counted(answers: Sequence[Any], majority: int) -> Any:
-    """What the answers to a call come to that neither takes nor extends a lock: true if a majority
-    says so, or the first that is something.
+    """The result of a call that neither takes nor extends a lock: whether a majority says so, or
+    the first answer that is not None.
     """
     if isinstance(answers[0], Settled):
         return Settled(_agreeing(answers) >= majority)
@@ -78,9 +78,9 @@ def busy(answers: Sequence[Busy]) -> Busy:
 
 def replies(commands: Sequence[Sequence[Any]], answers: Sequence[Sequence[Any]]) -> list[Any]:
     """For each of these commands, the reply that most servers gave. How long a value lives is told
-    by the server that told the value, in the command before. What is in lists is the history, which
-    each server writes with its own times, and one may have lost: all that any of them has. How many
-    keys there are is told by the server that has the most.
+    by the server that told the value, in the command before; how many keys there are, by the server
+    that has the most. Lists are the history, which each server writes with its own times and may
+    have lost in part: the reply has all that any of them has.
     """
     told: list[Any] = []
     which = 0
@@ -103,7 +103,7 @@ def _joined(command: Sequence[Any], lists: Sequence[Any]) -> Any:
     if not found:
         return lists[0]
     together = [each for one in found for each in one]
-    # A list of records may have one twice; members of a set are told once.
+    # A list may have a record twice, a set has a member once.
     return together if command[0] == "LRANGE" else [*dict.fromkeys(together)]
 
 
@@ -114,8 +114,8 @@ def _commonest(answers: Sequence[Any]) -> int:
 
 
 def _likeness(answer: Any) -> Any:
-    """What the answers of two servers have in common if they say the same. Each has a time and a
-    fence of its own for a holder.
+    """What two servers' answers have in common if they say the same: each has a time and a fence of
+    its own for a holder.
     """
     if isinstance(answer, Holder):
         return (answer.task, answer.task_id, answer.attempt, answer.node, answer.pid)

@@ -179,8 +179,8 @@ class KeyMaker:
         return named
 
     def _may_lack(self, name: str, bound: Mapping[str, Any]) -> bool:
-        """Whether a call may lack this argument, and then has a key of its own: `**kwargs` would
-        take the argument, and no extra positional argument of the call can be it.
+        """Whether a call may lack this argument, and then has a key of its own: `**kwargs` takes
+        the argument, and no extra positional argument can be it.
         """
         declared = self._parameters.get(name)
         return declared.kind in VARIABLE if declared else self._rest not in bound

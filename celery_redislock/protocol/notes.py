@@ -21,8 +21,8 @@ ENDED: Final = "0"
 EXPECTS_RESULT: Final = "1"
 #: The task's body has ended. Celery publishes the tasks that follow, and stores no result as proof.
 PUBLISHING: Final = "c"
-#: The attempt was replaced, and has not begun, or its run has not ended: who meets this note ends
-#: it. If it has ended, or another process stores its result, the note has one of the kinds above.
+#: The attempt was replaced before it began, or before its run ended: the copy that meets this note
+#: ends it. Once it has ended, or another process stores its result, the note is of a kind above.
 REPLACED: Final = "r"
 LASTING: Final = "+"
 
@@ -59,7 +59,6 @@ def encode_replaced(by: str) -> str:
 
 
 def decode(text: bytes) -> Note:
-    """The note with that text."""
     text = text.removeprefix(LASTING.encode())
     kind, rest = text[:1].decode(errors="replace"), text[1:]
     if kind != REPLACED:

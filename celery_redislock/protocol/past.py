@@ -31,7 +31,7 @@ TERMINATED: Final = "terminated"
 NOT_RUN: Final = "not run"
 #: A `RedisLock` was released; it does not know how the work ended.
 RELEASED: Final = "released"
-#: How we show runs without a recorded end: the run still has the lock; or nobody released it.
+#: How we show runs without a recorded end: the run still has the lock, or nobody released it.
 RUNNING: Final = "running"
 LAPSED: Final = "lapsed"
 #: All of these.

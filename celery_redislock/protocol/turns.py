@@ -10,11 +10,10 @@ from .clock import clock
 class Turn:
     """A turn that one thread, or greenlet, takes at a time.
 
-    It is no mutex: one that another thread holds at a fork stays locked in the child, and one that
-    an exception from outside leaves locked, such as a soft time limit's, stays so for ever. A turn
-    ends by itself; who takes it begins a `try` first, and gives it back in the `finally`. If a
-    thread is late, two may have the turn: what they do must bear that. In a forked child it is
-    nobody's.
+    It is no mutex, which would stay locked for ever in a child that was forked while another thread
+    held it, or after an exception from outside, such as a soft time limit. A turn ends by itself.
+    Begin a `try` before you take it, and give it back in the `finally`. If a thread is late, two
+    may have the turn: what they do must bear that. In a forked child it is nobody's.
     """
 
     def __init__(self) -> None:

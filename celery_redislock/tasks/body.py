@@ -182,7 +182,6 @@ def call_off(facts: Facts, retry: Retry, by: Holder) -> None:
 
 
 def report_acquired(facts: Facts, message: Delivery, lease: Lease, asked_at: float) -> None:
-    """Report that the lock is acquired."""
     fence, latency = lease.fence, lease.acquired_at - asked_at
     facts.report(
         Outcome.ACQUIRED,

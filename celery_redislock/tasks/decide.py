@@ -38,8 +38,8 @@ EARLIER: Final = 1.0
 RESULT_DUE: Final = 5.0
 #: The longest pause in seconds between two tries while the lock server is not available.
 MOST_OUTAGE: Final = 60.0
-#: The same while its own run has the lock: it runs only if that one dies, and then soon enough if
-#: it has not slept for longer than it had waited.
+#: The same while its own run has the lock. It runs only if that run dies, and soon enough if it
+#: never sleeps for longer than it has waited.
 MOST_BEHIND_ITSELF: Final = 600.0
 #: Seconds for which a task is put off at least, however soon the broker redelivers.
 SHORTEST: Final = 0.5
@@ -224,7 +224,6 @@ NOBODY: Final = Busy(None, 0.0, "other")
 
 
 def first(facts: Facts, state: State) -> Step:
-    """The first step of a delivery."""
     message = state.message
     if message.replaced_by is not None:
         return HasResult()
@@ -430,7 +429,7 @@ def _unavailable(facts: Facts, state: State, error: LockUnavailable) -> Step:
 
 
 def _in_vain(facts: Facts, state: State, wish: Await | Park, busy: Busy) -> tuple[State, Step]:
-    """Somebody else has the lock: what follows of what the policy wants."""
+    """Somebody else has the lock: what becomes of the policy's wish."""
     if isinstance(wish, Park):  # the lock was free for a moment
         return _to_room(facts, state, dataclasses.replace(wish, busy=busy, at_once=False))
     left = wish.timeout
@@ -456,7 +455,7 @@ def _met(facts: Facts, state: State, asked: Meet, verb: Any) -> tuple[State, Ste
     """Carry the policy's wish out, as far as this delivery allows it."""
     busy = asked.busy
     if asked.at_once and not isinstance(verb, ToPark):
-        return state, _try(facts, state)  # such as what the policy does after no time at all
+        return state, _try(facts, state)  # nobody has said yet that the lock is held
     if isinstance(verb, ToSkip):
         return state, _skip(busy, verb.result)
     if isinstance(verb, ToWait):

@@ -338,7 +338,7 @@ class Life:
         waits = isinstance(answer, Parked) and answer.suspension is None
         self._task._redislock_note_parked(claim.keys.lock_id, claim.entry_id if waits else "")
         if waits and self.kept is not None and self.kept.has_more_slots(claim.keys):
-            # Who published it looked at more slots than it may have, and would do so again.
+            # Its publisher looked at more slots than it may have, and would do so again.
             with contextlib.suppress(LockUnavailable):
                 facts.locks.server.ask(looks_no_more(claim.keys, self.kept.lock_id), once=True)
         return answer

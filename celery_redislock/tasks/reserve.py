@@ -239,7 +239,7 @@ class Sending:
             settle_kept(self.task.app, self._reservation, End.UNLOCKED)
             return self.publish(**self.options)
         header = {"v": VERSION, **self._reservation.header}
-        if self._is_bound:  # the id may be the caller's own, who may send the task again under it
+        if self._is_bound:  # the caller may have chosen the id, to send the task again under it
             header["sent"] = self._reservation.token
         headers = {**(self.options.get("headers") or {}), KEY: header}
         return self.publish(**{**self.options, "headers": headers})
@@ -308,7 +308,7 @@ class Sending:
         """
         if holder is None or not holder.queued or holder.acquired_at is None or holder.ttl is None:
             return None
-        # What is left tells when its countdown was over.
+        # The ttl that is left tells when its countdown was over.
         since_due = self._lock_options.lock_queued_ttl - holder.ttl
         overdue = min(time.time() - holder.acquired_at, since_due)
         return overdue if overdue >= self._lock_options.warn_after else None

@@ -81,11 +81,12 @@ def follow_up(
     app: Any, keys: LockKeys, ttl: float, reply: Settled | Busy | Parked | Free, by: str = ""
 ) -> None:
     """Do for other tasks what the server's answer leaves to be done: publish the one that is next,
-    end those that were replaced, `by` the id of the task that asked, look at the room again. Errors
-    are logged, and others try again later. In the background, as the broker or the result backend
-    may hang, and the caller has a task to run, or locks to free. One that was parked has neither:
-    it ends those that it replaced at once, which is faster than to have two threads of one process
-    take turns.
+    end those that were replaced by the task with the id `by`, look at the room again. Errors are
+    logged, and others try again later.
+
+    This is done in the background, as the broker or the result backend may hang, and the caller has
+    a task to run, or locks to free. A task that was parked has neither: it ends those that it
+    replaced at once, which is faster than two threads of one process that take turns.
     """
     if isinstance(reply, Parked | Free) and reply.replaced:
         end = partial(_end_all, app, keys, ttl, reply.replaced, by)
@@ -109,9 +110,9 @@ def _publish(
     app: Any, keys: LockKeys, ttl: float, offered: Offered, looked: list[str] | None = None
 ) -> Settled | Look | None:
     """Publish the task that is next; or, if it has ended or only others can publish it, the one
-    behind it. With `looked`, the room was looked after: this is the time to report those that this
-    process cannot publish. They are added to that list. Returns what the server said last of the
-    room, if it was asked again.
+    behind it. `looked`, given after a look at the room, collects those that this process cannot
+    publish, and has them reported. Returns what the server said last of the room, if it was asked
+    again.
     """
     following: Offered | None = offered
     looks, passed_over = looked is not None, [] if looked is None else looked
@@ -275,8 +276,8 @@ def end_expired(
     reason: str = "",
 ) -> None:
     """End a task that expired while it waited, or would: RabbitMQ would drop its message, and the
-    task would have no result. `why` is what let it expire, for the log line, if it is not just that
-    the lock was held; `reason` is another text of that for the line's field.
+    task would have no result. `why` says what let it expire, if it is not just that the lock was
+    held; `reason` says that for the line's field, if it is another text.
     """
     store_expired(task, request)
     expired = {"terminated": False, "signum": None, "expired": True}

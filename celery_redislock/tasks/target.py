@@ -25,7 +25,6 @@ class Target(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The whole key that is meant."""
         return self.slot or self.keys.lock
 
 

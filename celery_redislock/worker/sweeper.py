@@ -91,8 +91,8 @@ class Sweeper:
         for buckets in server.together(self._buckets, UNKNOWN_TTL):
             try:
                 now = server.ask(server_time(buckets[0]))
-                # Not before the reply: who looks at a room too early finds nothing due, and the
-                # next sweep is two seconds later.
+                # Not before the reply: a look that is too early finds nothing due, and the next
+                # sweep is two seconds later.
                 asked = clock()
                 due = server.ask(due_rooms(buckets, ALL_ROOMS if comes_back else soon, now))
             except LockUnavailable as exc:
