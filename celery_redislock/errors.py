@@ -152,7 +152,7 @@ class RedisLockDeprecationWarning(DeprecationWarning):
     write instead.
 
     The changelog lists each. As with every `DeprecationWarning`, pytest shows them, and a worker
-    does not: who runs it can do nothing about the code.
+    does not: whoever runs it can do nothing about the code.
     """
 
     __module__ = "celery_redislock"

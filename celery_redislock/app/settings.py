@@ -38,7 +38,7 @@ OFFER_FOR: Final = 86400.0
 
 hide_setting("redislock_url")
 
-#: Settings of ours that those of other packages stand for, given the app's configuration and the
+#: Our settings, translated from those of other packages, given the app's configuration and the
 #: names of its settings that are not Celery's. `compat.leftovers` sets it.
 translated: Callable[[Any, Iterable[str]], Mapping[str, Any]] = lambda conf, names: {}  # noqa: E731
 

@@ -87,9 +87,9 @@ def replacement(name: str) -> str | None:
 
 
 def translated(conf: Any, names: Iterable[str]) -> dict[str, Any]:
-    """Our settings that those of other packages stand for, of the app's settings with these names,
-    which are not Celery's. Raises `ConfigError` if two packages name different servers, or if
-    neither a package nor our module for it is in use, so that its setting would do nothing.
+    """Our settings, translated from those of other packages among the app's settings with these
+    names, which are not Celery's. Raises `ConfigError` if two packages name different servers, or
+    if neither a package nor our module for it is in use, so that its setting would do nothing.
     """
     for name, package in _settings_left(conf, names):
         if package not in translators and package.replace("-", "_") not in sys.modules:

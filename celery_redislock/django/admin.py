@@ -78,7 +78,7 @@ class LockAdminMixin:
     @admin.action(description="Take the lock away", permissions=["break_lock"])
     def break_locks(self, request: Any, queryset: Any) -> TemplateResponse | None:
         """Take the locks of the chosen rows away from those who hold them, once the user has seen
-        and confirmed who that is. Who took a lock meanwhile keeps it.
+        and confirmed who that is. A run that took a lock meanwhile keeps it.
         """
         confirmed = bool(request.POST.get("post"))
         try:

@@ -36,8 +36,8 @@ Named: TypeAlias = "tuple[bytes | str, str]"
 
 #: How many keys are read in one round trip.
 BATCH: Final = 500
-#: Of how many locks all slots are looked for in one round trip, and the parts of a lock's further
-#: slots, of which each begins and ends with these.
+#: For how many locks all slots are looked for in one round trip; and the parts into which a lock's
+#: further slots are divided for that, by their first and last.
 AT_ONCE: Final = 20
 PARTS: Final = ((0, 15), (15, 127), (127, MAX_LIMIT))
 #: No holder extends its lock for longer, in ms: a year. Anybody may write a record.
@@ -318,7 +318,7 @@ def _held(server: Server, locks: Iterable[LockKeys]) -> Iterator[Found]:
     for batch in in_batches(locks, AT_ONCE):
         parts = [(keys, keys.slots[first:end]) for keys in batch for first, end in PARTS]
         counts = server.replies([("EXISTS", *slots) for _, slots in parts], errors=True)
-        # Who may not ask this, reads all of them.
+        # A user who may not ask this reads all of them.
         taken = (part for part, count in zip(parts, counts, strict=True) if count != 0)
         first = ((keys.lock, keys.name) for keys in batch)
         more = ((key, keys.name) for keys, slots in taken for key in slots)

@@ -1,5 +1,5 @@
-"""The broker's queues in which messages wait that have their locks already, and hold these, or
-whose turn it is in a waiting room: how long they are, and which nobody reads.
+"""The broker's queues with messages that hold a lock already, or whose turn it is in a waiting
+room: how long they are, and which nobody reads.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ def suspensions(app: Any, server: Server | None = None) -> list[Suspension]:
 
 
 def suspensions_on(server: Server, prefix: str) -> list[Suspension]:
-    """The same, for who knows no app."""
+    """The same, for callers that have no app."""
     if not server.shards():  # which says so if hash slots have no node
         return []
     lists = server.joint(in_all_buckets(prefix, "suspended"))

@@ -122,8 +122,8 @@ def _only(names: Collection[str], text: str) -> str | None:
 
 
 def _shown_as(found: Iterable[Any], text: str) -> set[str]:
-    """The names of the locks of which a table shows this text, be they held or past: those that it
-    is all of, or else those whose digest or task's id begins so.
+    """The names of the held or past locks that a table shows as this text; or else of those whose
+    digest or task's id begins so.
     """
     exact, begin = set(), set()
     for each in found:

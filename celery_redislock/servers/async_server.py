@@ -41,7 +41,7 @@ class AsyncServer(ABC):
     """
 
     def __init__(self, server: Server) -> None:
-        # Who asks has the server. With a reference of ours `loops` would keep it for ever.
+        # Whoever asks has the server. With a reference of ours `loops` would keep it for ever.
         self._ref = weakref.ref(server)
         self._lines: weakref.WeakValueDictionary[str, Line] = weakref.WeakValueDictionary()
         self.asking = 0  # coroutines that wait for a lock there, and not behind another one

@@ -239,7 +239,7 @@ _WANTS_COMMAND: Final = (
 
 
 def pack(arguments: Sequence[str | int | bytes], head: bool = True) -> bytes:
-    """A command, or without `head`, which counts the words, a part of one, as it is sent. Half of a
+    """A command as it is sent; without `head`, which counts the words, a part of one. Half of a
     surrogate pair, which JSON may carry in a task's id, is escaped: UTF-8 cannot encode it.
     """
     if pack_command is not None:

@@ -17,8 +17,8 @@ class Line:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def enter(self, timeout: float | None = None) -> bool:
-        """Wait until there is room, or so many seconds. Who enters must leave. False if the time is
-        over; raises what `fail` was called with meanwhile.
+        """Wait until there is room, or so many seconds. Whoever enters must leave. False if the
+        time is over; raises what `fail` was called with meanwhile.
         """
         if self._room:
             self._room -= 1

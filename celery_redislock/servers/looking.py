@@ -45,7 +45,7 @@ def sample(server: Server, ttl: float = LOOKING_TTL) -> list[bytes]:
     name. Empty if this user may not look.
     """
     rights, asked = Rights(server), [("SCAN", "0")]
-    # Who may not, is not to be in the server's log of denials.
+    # Trying it would put a user who may not into the server's log of denials.
     allowed = rights.may(asked) or rights.may_queue(asked)
     if not allowed or not all(allowed):
         return []

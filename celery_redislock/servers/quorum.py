@@ -35,7 +35,7 @@ TIMEOUT: Final = 0.2
 LEFT_ALONE: Final = 1.0
 #: The script that gives back a lock, or a reservation.
 GIVES_BACK: Final = "settle"
-#: Between so many seconds a waiter asks again: two that ask at once must not do so for ever.
+#: Seconds between which a waiter asks again, at random: two must not ask at once for ever.
 ASK_AGAIN: Final = (0.05, 0.15)
 
 
@@ -239,8 +239,8 @@ class Quorum(Server):
         is_answered = done is not None or (busy and len(answers) >= self._majority)
         if got or failures:
             undoes = undo()
-            # Who has no answer asks again, or releases. An undo that comes after that would free
-            # what was taken with the same token.
+            # A caller without an answer asks again, or releases. An undo that comes after that
+            # would free what was taken with the same token.
             self._all(_asking(undoes, purpose), [undoes] if is_answered else ())
         if not is_answered:
             raise unavailable

@@ -35,8 +35,8 @@ async def in_thread(ask: Callable[[], T]) -> T:
 
 
 class _Threads:
-    """At most so many threads: who waits for one waits for all that hang. The interpreter waits for
-    them when it exits.
+    """At most so many threads: a caller that waits for one waits for all that hang. The interpreter
+    waits for them when it exits.
     """
 
     def __init__(self, most: int) -> None:
@@ -165,7 +165,9 @@ def _give_back(server: Server, batch: list[_Return]) -> LockUnavailable | None:
 
 
 def _send(server: Server, part: list[_Return]) -> LockUnavailable | None:
-    """Send these calls to the one who has their keys. Returns the failure, if none was answered."""
+    """Send these calls to the server that has their keys. Returns the failure, if none was
+    answered.
+    """
     began, ttl = clock(), min(each.call.ttl for each in part)
     tries, was_answered = None, False
     while True:

@@ -37,10 +37,10 @@ CONNECTION_OPTIONS: Final = (
 TRANSPORT_OPTIONS: Final = (*CONNECTION_OPTIONS, "master_name", "sentinel_kwargs")
 #: What a URL's query cannot say: it is no text.
 _NO_TEXT: Final = ("credential_provider", "socket_keepalive_options")
-#: For the servers of a cluster, and for sentinels in the form of other clients.
+#: The schemes of a cluster's nodes, and of sentinels in the form of other clients.
 _CLUSTER: Final = ("redis+cluster", "rediss+cluster")
 _SENTINEL: Final = ("redis+sentinel", "rediss+sentinel")
-#: For independent servers; a majority decides.
+#: The scheme of independent servers; a majority decides.
 QUORUM: Final = "redlock"
 SCHEMES: Final = (
     *("redis", "rediss", "unix", "redis+socket", "socket", "sentinel"),

@@ -70,7 +70,7 @@ __all__ = [
 #: The most seconds until a holder in this process learns that its lock is gone. An idle machine
 #: needs a millisecond.
 _SOON: Final = 10.0
-#: Seconds between looks of who waits in the memory, and until it asks again in any case.
+#: Seconds between two looks of a waiter in the memory, and until it asks again in any case.
 _LOOK_EVERY: Final = 0.01
 _ASK_AGAIN: Final = 0.5
 #: What a test may have forgotten.

@@ -51,8 +51,8 @@ class Past:
         return [*self._told.values()]
 
     def take_in(self, seen: Seen) -> bool:
-        """Take in who has the locks now. Returns whether runs have ended of which the history was
-        not read yet.
+        """Take in who has the locks now. Returns whether runs have ended that were not read in the
+        history yet.
         """
         going_on = {
             _id(each.name, each.holder.fence): each

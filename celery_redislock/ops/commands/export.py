@@ -61,7 +61,7 @@ def export(app: Any, port: int, host: str, every: float) -> None:
             raise problem(f"cannot listen on {host}:{port}: {exc.strerror or exc}") from exc
         shown = f"[{host}]" if ":" in host else host
         click.echo(f"Metrics: http://{shown}:{server.server_port}/metrics")
-        # Whoever starts it hears that the server is away or denies it, not only who scrapes.
+        # Not only a scraper, also whoever starts it hears that the server is away or denies it.
         collections.deque(collector.collect(), maxlen=0)
         ended.wait()
         server.shutdown()

@@ -23,7 +23,7 @@ COMMANDS: Final = (
 FOR_HISTORY: Final = ("lset {} 0 a", "ltrim {} 0 1")
 #: The commands that locks work without.
 EXTRA: Final = ("info", *FOR_HISTORY)
-#: Who may do these and none of those only looks.
+#: A user who may do these and none of those only looks.
 READS, WRITES = frozenset({"get", "pttl"}), frozenset({"del", "evalsha", "hdel"})
 #: The commands that cannot be tried: they would change something, or block.
 UNTRIED: Final = frozenset({"blpop", "hset", "lpush", "rpush", "select", "set", "zadd"})
