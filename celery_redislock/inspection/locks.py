@@ -37,7 +37,7 @@ Named: TypeAlias = "tuple[bytes | str, str]"
 #: How many keys are read in one round trip.
 BATCH: Final = 500
 #: For how many locks all slots are looked for in one round trip; and the parts into which a lock's
-#: further slots are divided for that, by their first and last.
+#: further slots are divided for that, by where they begin and end.
 AT_ONCE: Final = 20
 PARTS: Final = ((0, 15), (15, 127), (127, MAX_LIMIT))
 #: No holder extends its lock for longer, in ms: a year. Anybody may write a record.
