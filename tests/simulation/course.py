@@ -12,6 +12,7 @@ import dataclasses
 import json
 import logging
 import math
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -37,6 +38,12 @@ from .wire import Network
 PATIENCE = 600.0
 #: The most seconds for which an operator suspends something.
 LONGEST_SUSPENSION = 400.0
+#: `redislock_offer_for`, where it is short, in seconds.
+OFFER_FOR = 60.0
+#: Seconds in which the lock of a child that died is free.
+FREED_WITHIN = 1.0
+#: Seconds between two changes of a limit that falls and rises again.
+LIMIT_FALLS_EVERY = 4.0
 #: Seconds for which all is quiet before the end, beyond twice the ttl.
 QUIET = 20.0
 
@@ -47,6 +54,7 @@ class Call:
 
     Attributes:
         after: the calls whose success it waits for, in a chain or a chord.
+        is_of_canvas: it is part of a chain or a chord.
         became: the id of the call that the package took for it, when it sent none.
     """
 
@@ -59,7 +67,13 @@ class Call:
     options: dict[str, Any]
     sent: float
     after: tuple[str, ...] = ()
+    is_of_canvas: bool = False
     became: str | None = None
+
+    @property
+    def keeps_a_lock(self) -> bool:
+        """Whether it may have a lock though it does not run: reserved, or kept for a retry."""
+        return self.spec.option in ("queued", "both", "publish") or "retry" in f"{self.does}"
 
 
 @dataclasses.dataclass
@@ -82,6 +96,24 @@ class Suspended:
 
     def keeps(self, task: str | None, key: str) -> bool:
         return self.name == (task if self.what == "task" else key)
+
+
+@dataclasses.dataclass
+class Awaited:
+    """A lock for which somebody waits outside of tasks, and when; None until there is an end."""
+
+    key: str
+    since: float
+    until: float | None = None
+
+
+@dataclasses.dataclass
+class Look:
+    """What an operator saw of all locks, between two times."""
+
+    began: float
+    ended: float
+    rows: list[operations.Found]
 
 
 @dataclasses.dataclass
@@ -109,6 +141,11 @@ class Run:
         return float(getattr(self.lease, "acquired_at", self.began))
 
     @property
+    def lock(self) -> str:
+        """Its lock: of one call, releases may take different ones."""
+        return str(getattr(self.lease, "key", self.key))
+
+    @property
     def goes_on(self) -> bool:
         return self.ended is None and self.process.is_alive
 
@@ -127,11 +164,22 @@ class Course(baton.World):
         baton.begin(self)
         self.plan = plan
         self.network, self.server = Network(), SERVER
+        self.server.is_discreet = "discreet server" in plan.also
         self.calls: dict[str, Call] = {}
         self.runs: list[Run] = []
         self.states: dict[str, list[tuple[float, str, Any]]] = {}
         self.met: dict[str, list[float]] = {}
         self.parked: list[tuple[float, str, str]] = []
+        #: How many wait in a room as a task is put there for the first time.
+        self.waiting: dict[str, int] = {}
+        #: When a lock was reserved for a message: the time, the key, and the task's id.
+        self.reserved: list[tuple[float, str, str]] = []
+        self.awaited: list[Awaited] = []
+        self.looks: list[Look] = []
+        #: When operators broke locks, and the fences of those.
+        self.broken: list[tuple[float, list[int]]] = []
+        #: What a dead child has left on the lock server for longer than `FREED_WITHIN`.
+        self.left_by_dead: list[tuple[str, str]] = []
         self.taken: dict[str, list[float]] = {}
         self.killed: dict[str, int] = {}
         self.happened: list[tuple[float, float, str]] = []
@@ -150,20 +198,48 @@ class Course(baton.World):
         broker.use(broker.Broker(plan.visibility))
         backend.use(self._stored)
         once.use(self.server, self.network, plan.replicas)
-        self._apps = [self._make_app() for _ in range(plan.workers + 1)]
-        self.app = self._apps.pop()
+        self._apps = [self._make_app(plan.tasks) for _ in range(plan.workers + 1)]
+        self.app = self.sends_deployed = self._apps.pop()
+        #: Which workers run the tasks of the release that is deployed, from their next start on.
+        self.runs_deployed = [False] * plan.workers
+        if plan.deployed:
+            self._deployed = [self._make_app(plan.deployed) for _ in range(plan.workers + 1)]
+            self.sends_deployed = self._deployed.pop()
         self.on_wait = self._maybe_dies
         self._tells_wire = tells_wire
-        self.server.hears = self._hears
+        self.server.hears, self.server.confirms = self._hears, self._confirms
+        #: The tokens whose acquisition too few replicas have confirmed.
+        self.unconfirmed: set[str] = set()
+        self.ran_unconfirmed: list[Run] = []
 
-    def _make_app(self) -> Celery:
-        plan = self.plan
-        limit = tasks.limit_of if plan.limit == "callable" else plan.limit
-        return tasks.make_app(list(plan.specs), plan.visibility, plan.ttl, limit)
+    def _make_app(self, versions: Iterable[tasks.Version]) -> Celery:
+        settings = {"redislock_offer_for": OFFER_FOR} if "offer_for" in self.plan.also else {}
+        return tasks.make_app(versions, self.plan.visibility, self.plan.ttl, **settings)
 
     @property
     def limit(self) -> int:
-        return self.plan.limit if isinstance(self.plan.limit, int) else 2
+        """How many runs may be in a lock at once, in any release."""
+        return max(each.most for each in (*self.plan.tasks, *self.plan.deployed))
+
+    @property
+    def ttl(self) -> float:
+        """The longest ttl of a lock, in any release."""
+        return max([self.plan.ttl, *(each.ttl for each in self.plan.deployed)])
+
+    def specs_of(self, call: Call) -> list[Spec]:
+        """What each release makes of the task of this call."""
+        others = [each.spec for each in self.plan.deployed if each.name == call.spec.name]
+        return [call.spec, *others]
+
+    @property
+    def limit_falls(self) -> bool:
+        """Whether a callable limit falls now and then."""
+        return "limit falls" in self.plan.also and self.limit > 1
+
+    @property
+    def limit_now(self) -> int:
+        """What a callable limit says."""
+        return self.limit - (self.limit_falls and int(self.now / LIMIT_FALLS_EVERY) % 2)
 
     # -- what happens ---------------------------------------------------------------------
 
@@ -190,8 +266,9 @@ class Course(baton.World):
 
     def start_worker(self, number: int) -> None:
         plan = self.plan
+        apps = self._deployed if self.runs_deployed[number] else self._apps
         self.workers[number] = workers.Worker(
-            self._apps[number], f"worker{number + 1}", plan.children, plan.prefetch, self._met
+            apps[number], f"worker{number + 1}", plan.children, plan.prefetch, self._met
         )
 
     def _send_all(self) -> None:
@@ -218,7 +295,7 @@ class Course(baton.World):
             max([0.0, *(each.last - self.now for each in self.suspended if each.last < math.inf)])
         )
         self.quiet_from = self.now
-        self.sleep(2 * self.plan.ttl + QUIET)
+        self.sleep(2 * self.ttl + QUIET)
         if self.suspended:
             self.spawn(baton.Process(self, "operator"), "main", self._look_for_suspensions)
             self.sleep(5.0)
@@ -271,9 +348,13 @@ class Course(baton.World):
     def _call(self, event: Event) -> None:
         name, key, seconds, does, options = event.args
         call = self._add(name, key, seconds, does, options)
-        own_id = {} if call.spec.option in ("queued", "both") else {"task_id": call.task_id}
+        scopes = {each.option for each in self.specs_of(call)} & {"queued", "both"}
+        own_id = {} if scopes else {"task_id": call.task_id}
+        args, own = (key, seconds, does), {**own_id, **options}
+        if size := own.pop("size", 0):
+            args += ("x" * size,)
         try:
-            result = self.app.tasks[name].apply_async((key, seconds, does), **own_id, **options)
+            result = self.app.tasks[name].apply_async(args, **own)
         except BaseException:
             del self.calls[call.task_id]
             raise
@@ -302,6 +383,7 @@ class Course(baton.World):
             is_last = i == len(names) - 1
             after = (before if is_last else []) if together else before[-1:]
             call = self._add(name, key, seconds, [], {}, [each.task_id for each in after])
+            call.is_of_canvas = True
             before.append(call)
             task = self.app.tasks[name]
             signatures.append(task.si(key, seconds, []).set(task_id=call.task_id))
@@ -323,9 +405,10 @@ class Course(baton.World):
         key, seconds, timeout = event.args
         lock = RedisLock(self.app, key, ttl=self.plan.ttl)
         try:
-            if not lock.acquire(timeout=timeout):
-                self.note(f"a block did not get {key} in {timeout} s")
-                return
+            with self._awaits(key):
+                if not lock.acquire(timeout=timeout):
+                    self.note(f"a block did not get {key} in {timeout} s")
+                    return
         except LockUnavailable:
             return
         run = self.begins(f"block{self.steps}", key, 0, lock._lease)
@@ -347,18 +430,8 @@ class Course(baton.World):
     async def _in_loop(self, key: str, seconds: float, count: int) -> None:
         lock = AsyncRedisLock(self.app, key, ttl=self.plan.ttl, timeout=None)
 
-        async def hold(number: int) -> None:
-            try:
-                async with lock as held:
-                    run = self.begins(f"coroutine{number}", key, 0, _Held(held))
-                    try:
-                        await asyncio.sleep(seconds)
-                    finally:
-                        self.ends(run)
-            except (LockUnavailable, LockLost) as exc:
-                self.note(f"a coroutine: {type(exc).__name__}: {exc}")
-
-        tasks = [asyncio.ensure_future(hold(number)) for number in range(count)]
+        holds = [self._hold(lock, key, seconds, number) for number in range(count)]
+        tasks = [asyncio.ensure_future(each) for each in holds]
         await asyncio.sleep(seconds * count / 2)
         for task in tasks[1::2]:
             task.cancel()
@@ -366,6 +439,42 @@ class Course(baton.World):
             if isinstance(each, Exception):
                 raise each
         await asyncio.sleep(1.0)  # what was cancelled is given back
+
+    async def _hold(self, lock: AsyncRedisLock, key: str, seconds: float, number: int) -> None:
+        try:
+            with self._awaits(key) as awaited:
+                async with lock as held:
+                    awaited.until = self.now
+                    run = self.begins(f"coroutine{number}", key, 0, _Held(held))
+                    try:
+                        await asyncio.sleep(seconds)
+                    finally:
+                        self.ends(run)
+        except (LockUnavailable, LockLost) as exc:
+            self.note(f"a coroutine: {type(exc).__name__}: {exc}")
+
+    @contextlib.contextmanager
+    def _awaits(self, key: str) -> Iterator[Awaited]:
+        """Note who waits for this lock, and until when, if that is not noted before."""
+        awaited = Awaited(key, self.now)
+        self.awaited.append(awaited)
+        try:
+            yield awaited
+        finally:
+            if awaited.until is None:
+                awaited.until = self.now
+
+    def _crowd(self, event: Event) -> None:
+        """Coroutines of one loop, two for each of many locks."""
+        count, seconds = event.args
+        process = baton.Process(self, f"crowd{self.steps}")
+        self.spawn(process, "main", lambda: loop.run(self._in_crowd(count, seconds)))
+
+    async def _in_crowd(self, count: int, seconds: float) -> None:
+        keys = [f"c{number}" for number in range(count)] * 2
+        locks = [AsyncRedisLock(self.app, key, ttl=self.plan.ttl, timeout=None) for key in keys]
+        holds = map(self._hold, locks, keys, [seconds] * len(keys), range(len(keys)))
+        await asyncio.gather(*holds)
 
     # -- what operators do ----------------------------------------------------------------
 
@@ -376,14 +485,26 @@ class Course(baton.World):
     def _break(self, event: Event) -> None:
         found = self._found(event.args[0])
         self.operated.append((self.now, "break", event.args[0]))
-        count = operations.break_locks(self.app, found)
-        self.note(f"an operator broke {count} locks of {event.args[0]}")
+        broken = operations.break_locks(self.app, found)
+        fences = [each.holder.fence for each in broken if each.holder and each.holder.fence]
+        self.broken.append((self.now, fences))
+        self.note(f"an operator broke {len(broken)} locks of {event.args[0]}")
 
     def _drop(self, event: Event) -> None:
         found = self._found(event.args[0])
         self.operated.append((self.now, "drop", event.args[0]))
         count = operations.drop_waiting(self.app, found)
         self.note(f"an operator dropped {count} tasks that waited for {event.args[0]}")
+
+    def _look(self, event: Event) -> None:
+        self.spawn(baton.Process(self, f"operator{self.steps}"), "main", self._look_at_all)
+
+    def _look_at_all(self) -> None:
+        self.app.set_current()
+        began = self.now
+        with contextlib.suppress(LockUnavailable):
+            self.looks.append(Look(began, self.now, operations.list_locks(self.app)))
+            self.looks[-1].ended = self.now
 
     def _suspend(self, event: Event) -> None:
         what, name, seconds = event.args
@@ -467,13 +588,16 @@ class Course(baton.World):
         """A body begins: the only witness of overlaps."""
         fence = 0 if lease is None else lease.fence
         run = Run(task_id, key, self.current.process, self.now, attempt, lease, fence)
-        inside = [each for each in self.runs if each.key == key and each.goes_on and each.lease]
+        inside = [each for each in self.runs if each.lock == run.lock and each.goes_on]
+        inside = [each for each in inside if each.lease]
         self.runs.append(run)
         who = ", ".join(self.named(each.task_id) for each in inside)
         self.note(
             f"{self.named(task_id)} begins in {key}, fence {fence}; inside: {who or 'nobody'}"
         )
         if lease is not None:
+            if _token_of(lease) in self.unconfirmed:
+                self.ran_unconfirmed.append(run)
             untold = [each for each in inside if not each.is_told]
             if len(untold) >= self.limit:
                 self.overlaps.append((untold, run))
@@ -497,9 +621,22 @@ class Course(baton.World):
         """The lock server has executed this."""
         if self._tells_wire:
             self.whisper("lock server", lock_server.in_words(command, reply))
-        if isinstance(reply, list) and reply[:1] == [b"parked"]:
-            task_id = lock_server.arguments_in(command)[7].decode()
-            self.parked.append((self.now, command[3].decode().rpartition(":")[2], task_id))
+        what = reply[0] if isinstance(reply, list) and reply else None
+        if what not in (b"parked", b"reserved"):
+            return
+        arguments, key = lock_server.arguments_in(command), command[3].decode().rpartition(":")[2]
+        if what == b"reserved":
+            self.reserved.append((self.now, key, json.loads(arguments[0])["task_id"]))
+            return
+        task_id = arguments[7].decode()
+        self.parked.append((self.now, key, task_id))
+        self.waiting.setdefault(task_id, self.server.look.llen(command[4].decode()))
+
+    def _confirms(self, command: list[bytes], reply: Any, are_enough: bool) -> None:
+        """Replicas have confirmed a command, or have not in time."""
+        if lock_server.script_in(command) == "acquire" and lock_server.is_taken(reply):
+            token = json.loads(lock_server.arguments_in(command)[0])["token"]
+            (self.unconfirmed.discard if are_enough else self.unconfirmed.add)(token)
 
     def child_takes(self, task_id: str) -> None:
         self.taken.setdefault(task_id, []).append(self.now)
@@ -523,8 +660,34 @@ class Course(baton.World):
             self._has_died(child.job.task_id)
         name = self.named(child.job.task_id) if child.job else "no task"
         self.note(f"KILLED: {child.process}, which has {name}")
+        if child.job is not None:
+            left = self._left_by(child)
+            self.after(FREED_WITHIN, partial(self._is_left, child, name, left))
         self.kill(child.process)
         child.worker.pool.died(child)
+
+    def _left_by(self, child: workers.Child) -> list[tuple[str, str]]:
+        """The locks that this child's task has, and their values: of its run, or kept for this
+        attempt.
+        """
+        assert child.job is not None
+        task_id, attempt = child.job.task_id, child.job.attempt
+        found = []
+        for key in self.server.look.keys("*}:lock*"):
+            value = self.server.look.get(key) or "{}"
+            record = json.loads(value)
+            is_held, is_own = bool(record.get("held")), record.get("task_id") == task_id
+            if record.get("queued"):
+                continue  # options.md: "freed ... once the task has a result"
+            if is_own and not record.get("cooling") and record["attempt"] + is_held == attempt:
+                found.append((key, value))
+        return found
+
+    def _is_left(self, child: workers.Child, name: str, left: list[tuple[str, str]]) -> None:
+        for key, value in left if child.worker.process.is_alive else ():
+            token, now = json.loads(value)["token"], self.server.look.get(key) or ""
+            if now == value or (token and now.startswith(f'{{"token":"{token}"')):
+                self.left_by_dead.append((name, key))
 
     def kill_worker(self, number: int) -> None:
         worker = self.workers[number]
@@ -550,7 +713,7 @@ class _Held:
     replaced_by = None
 
     def __init__(self, held: Any) -> None:
-        self.fence, self._held = held.fence, held
+        self.fence, self.key, self._held = held.fence, held.key, held
 
     @property
     def is_lost(self) -> bool:
@@ -589,6 +752,11 @@ def _told(result: Any) -> str:
     if isinstance(result, dict) and "exc_type" in result:
         return str(result["exc_type"])
     return f"{type(result).__name__}" if isinstance(result, Exception) else str(result)[:60]
+
+
+def _token_of(lease: Any) -> str | None:
+    claim = getattr(lease, "claim", None)
+    return None if claim is None else claim.token
 
 
 def _id_in(text: str) -> str:

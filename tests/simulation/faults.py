@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from . import broker
+from . import broker, lock_server
 from .lock_server import FULL, READ_ONLY
 
 if TYPE_CHECKING:
@@ -89,10 +89,23 @@ def _shut_down(
     number = which % len(course.workers)
     worker = course.workers[number]
     assert worker is not None
-    course.note(f"FAULT: {worker.process} is shut down")
+    course.note(f"FAULT: {worker.process} is shut down{', for a deploy' * (kind == 'deploy')}")
     course.happened.append((course.now, course.now + seconds, kind))
     worker.shut_down()
     course.after(seconds, partial(_start_again, course, number))
+
+
+def _deploy(
+    course: Course, kind: str, which: int, waits: int, seconds: float, share: float
+) -> None:
+    """A worker ends, and begins again with the new release; or, with some, with the old one. With
+    some, what sends has it, too.
+    """
+    number = which % len(course.workers)
+    _shut_down(course, kind, which, waits, seconds)
+    course.runs_deployed[number] = waits % 5 > 0
+    if which >= 60:
+        course.app = course.sends_deployed
 
 
 def _shut_down_cold(
@@ -125,11 +138,11 @@ def _set_clock(
     course.happened.append((course.now, course.now, kind))
 
 
-def _no_replica(
-    course: Course, kind: str, which: int, waits: int, seconds: float, *more: Any
-) -> None:
-    put = partial(setattr, course.server, "confirms")
-    _for_a_while(course, kind, seconds, lambda: put(False), lambda: put(True))
+def _replica(course: Course, kind: str, which: int, waits: int, seconds: float, *more: Any) -> None:
+    """The replica is late, or there is none that answers."""
+    put = partial(setattr, course.server, "lag")
+    lag = None if kind == "no replica" else (0.02, 0.4)
+    _for_a_while(course, kind, seconds, lambda: put(lag), lambda: put(lock_server.LAG))
 
 
 def _start_again(course: Course, number: int) -> None:
@@ -256,9 +269,11 @@ _FAULTS: dict[str, Callable[..., None]] = {
     "restart empty": _restart,
     "fail over": _fail_over,
     "shut down cold": _shut_down_cold,
+    "deploy": _deploy,
     "worker's clock": _set_clock,
     "server's clock": _set_clock,
-    "no replica": _no_replica,
+    "no replica": _replica,
+    "late replica": _replica,
     "full": _refuses(FULL),
     "read only": _refuses(READ_ONLY),
     "stop server": _stop_server,

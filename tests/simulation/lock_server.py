@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
+import math
 import time
 from collections.abc import Callable
 from functools import cache
@@ -21,6 +22,7 @@ from fakeredis._socket._resp import convert_to_resp2
 from fakeredis.commands_mixins import scripting_mixin
 from fakeredis.commands_mixins.scripting_mixin import _convert_redis_arg
 from fakeredis.model import Hash, is_write_command
+from redis.exceptions import NoPermissionError
 
 from celery_redislock.servers import scripts
 
@@ -30,6 +32,8 @@ from . import baton
 NEEDS_MEMORY = frozenset(
     {"set", "mset", "hset", "lpush", "rpush", "lset", "zadd", "incr", "hincrby"}
 )
+#: Bytes of the longest word that the server takes: Redis's `proto-max-bulk-len`. See `once.LARGE`.
+LONGEST_WORD = 64 * 1024
 FULL = "OOM command not allowed when used memory > 'maxmemory'."
 READ_ONLY = "READONLY You can't write against a read only replica."
 #: What commands reply, if their key is not there: most are asked for such a one.
@@ -46,6 +50,13 @@ READS: dict[str, tuple[Any, Callable[..., Any]]] = {
     "hget": (Hash, Hash.get),
     "hexists": (Hash, lambda fields, name: int(name in fields)),
 }
+#: The least and the most seconds after which a replica has a write.
+LAG = (0.0002, 0.02)
+
+
+REFUSED = NoPermissionError("NOPERM this user has no permissions to run the 'info' command")
+#: Seconds without a request after which a server that is discreet closes a connection.
+IDLE_FOR = 1.0
 
 
 class _Socket(FakeSocket):
@@ -157,6 +168,11 @@ def arguments_in(command: list[bytes]) -> list[bytes]:
     return command[3 + int(command[2]) :]
 
 
+def is_taken(reply: Any) -> bool:
+    """Whether a reply to `acquire` says that the lock was taken."""
+    return isinstance(reply, int) or (isinstance(reply, list) and reply[0] == b"acquired")
+
+
 def in_words(command: list[bytes], reply: Any) -> str:
     """A command and its reply, for a story."""
     words = command[1:]
@@ -190,9 +206,12 @@ class LockServer:
         exchanges: how many requests it has executed.
         is_down: it refuses connections.
         stopped_until: until then it answers nothing, and executes what came meanwhile after that.
+        is_discreet: it does not tell its id, and closes connections that are idle for `IDLE_FOR`.
         hears: called with each command that is executed, and its reply.
         dies: after how many more commands, and what is done then.
-        confirms: its replica has all writes.
+        lag: the least and the most seconds after which its replica has a write; None if it has no
+            replica that answers.
+        confirms: called with a command, its reply, and whether enough replicas have what it wrote.
     """
 
     def __init__(self) -> None:
@@ -202,13 +221,16 @@ class LockServer:
         self.exchanges = 0
         self.is_down = False
         self.stopped_until = 0.0
+        self.is_discreet = False
         self.run_id, self.started_at = 1, -3600.0
         self.hears: Callable[[list[bytes], Any], None] | None = None
         #: Blocked links, by the list for which they wait.
         self._blocked: dict[bytes, list[Any]] = {}
         self.links: list[Any] = []
         self.dies: tuple[int, Callable[[], None]] | None = None
-        self.clock, self.confirms = baton.Clock(), True
+        self.clock = baton.Clock()
+        self.lag: tuple[float, float] | None = LAG
+        self.confirms: Callable[[list[bytes], Any, bool], None] = lambda command, reply, are: None
         #: What its replica has; None if that has all.
         self._replica: dict[bytes, Any] | None = None
 
@@ -216,6 +238,7 @@ class LockServer:
         """Compile all scripts, before the courses."""
         runtime = self._socket._runtime
         runtime.execute(b"redis.acl_check_cmd = function() return true end")
+        runtime.execute(b"redis.REDIS_VERSION_NUM = 458752")
         runtime.execute(b"setmetatable(_G, {__newindex = function(_, name) error(name) end})")
         scripting_mixin._check_for_lua_globals = lambda *args: None  # which looks at all of them
         for path in resources.files("celery_redislock").joinpath("scripts").iterdir():
@@ -244,14 +267,14 @@ class LockServer:
 
     def leave_behind(self) -> None:
         """From now on its replica gets no more writes."""
-        self.confirms = False
+        self.lag = None
         self._replica = copy.deepcopy(self.memory.dbs[0]._dict)
 
     def fail_over(self) -> None:
         """Its replica takes its place. It has run for as long, and knows no script."""
         database, there, self._replica = self.memory.dbs[0], self._replica or {}, None
         self.run_id += 1
-        self.confirms = True
+        self.lag = LAG
         self.memory.script_cache.clear()
         database.clear()
         database.update(there)
@@ -279,11 +302,9 @@ class LockServer:
     def _execute(self, command: list[bytes]) -> Any:
         name = command[0].upper()
         if name == b"INFO":
-            reply: Any = self._info()
+            reply: Any = REFUSED if self.is_discreet else self._info()
         elif name == b"CONFIG":
             reply = [b"maxmemory-policy", b"noeviction"]
-        elif name == b"WAIT":
-            reply = int(self.confirms)
         else:
             reply = self._socket.answer(command)
         return reply
@@ -303,6 +324,9 @@ class LockServer:
             return
         if link.is_cut:
             return
+        if any(len(word) > LONGEST_WORD for command in commands for word in command):
+            link.cut()
+            return
         self.exchanges += 1
         link.commands.extend(commands)
         self._go_on(link)
@@ -314,11 +338,30 @@ class LockServer:
                 if not self._popped(link, command):
                     return
                 continue
+            if command[0].upper() == b"WAIT":
+                self._wait(link, command)
+                return
             link.commands.popleft()
             reply = self.execute(command)
+            link.last = command, reply
             if not self._has_died():
                 link.replies(reply)
             self._wake_blocked()
+
+    def _wait(self, link: Any, command: list[bytes]) -> None:
+        """Answer WAIT, once the replica has what this link wrote, or when its time is over."""
+        most = int(command[2]) / 1000
+        lag = math.inf if self.lag is None else baton.world.delays.uniform(*self.lag)
+        count = int(lag <= most)
+
+        def end() -> None:
+            if not link.is_cut:
+                link.commands.popleft()
+                self.confirms(*link.last, count >= int(command[1]))
+                link.replies(count)
+                self._go_on(link)
+
+        baton.world.after(min(lag, most), end)
 
     def _has_died(self) -> bool:
         """Whether it dies before it answers."""

@@ -17,7 +17,7 @@ from celery_redislock.app import events, housekeeper, outcomes, processes
 from celery_redislock.lock import forks, heartbeat
 from celery_redislock.protocol import keys, platform
 from celery_redislock.servers import stand_in, threads
-from celery_redislock.tasks import abort, lost
+from celery_redislock.tasks import abort, life, lost
 from celery_redislock.worker import finished, kept, parked
 
 from . import baton
@@ -25,6 +25,8 @@ from .wire import node
 
 #: A look at all rooms sends a command for each bucket, and there are 1,024.
 BUCKETS = 8
+#: Bytes from which on a message may be too large for the lock server: half a megabyte takes long.
+LARGE = 32 * 1024
 
 
 class _Once:
@@ -207,6 +209,7 @@ def install() -> None:
     _for_each_process(marks, marks_of_process)
     platform._begin_again = lambda: None  # nothing forks: another pid is another process
     keys.BUCKETS = BUCKETS  # type: ignore[misc]
+    life.LARGE = LARGE  # type: ignore[misc]
     housekeeper.atexit = types.SimpleNamespace(register=at_exit)  # type: ignore[attr-defined]
     housekeeper.at_pool_process_exit = at_exit  # type: ignore[attr-defined]
     housekeeper.Watched, housekeeper.Pollable = _Watched, _Bell  # type: ignore[misc, assignment]

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
-from .tasks import Spec, specs
+from .tasks import Spec, Version, specs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +44,8 @@ class Plan:
         limit: of every lock.
         replicas: how many must confirm each acquisition.
         events: what happens.
+        deployed: the tasks as a release has them that is deployed meanwhile.
+        also: which of `WINGS` it has.
         schedule: names the streams of scheduling and delays.
     """
 
@@ -58,14 +60,21 @@ class Plan:
     replicas: int
     specs: tuple[Spec, ...]
     events: tuple[Event, ...]
+    deployed: tuple[Version, ...] = ()
+    also: frozenset[str] = frozenset()
     schedule: int = 0
+
+    @property
+    def tasks(self) -> tuple[Version, ...]:
+        """The tasks, as they are at first."""
+        return tuple(Version(each.name, each, self.ttl, self.limit) for each in self.specs)
 
     def __str__(self) -> str:
         broker = "RabbitMQ" if self.visibility is None else f"Redis, {self.visibility:.0f} s"
         return (
             f"seed {self.seed}, {self.shape}: {self.workers} workers of {self.children}, prefetch"
             f" {self.prefetch}, broker like {broker}, ttl {self.ttl}, limit {self.limit},"
-            f" {len(self.events)} events"
+            f" {len(self.events)} events{''.join(f', {name}' for name in sorted(self.also))}"
         )
 
 
@@ -79,8 +88,20 @@ FAULTS = {
 #: a new one changes the other plans as little as possible.
 MORE_FAULTS = {
     "fail over": 0.12, "shut down cold": 0.1, "worker's clock": 0.1, "server's clock": 0.1,
-    "no replica": 0.1,
+    "no replica": 0.1, "late replica": 0.1, "deploy": 0.12,
 }  # fmt: skip
+
+
+#: What some plans have, too, with their share. Each has a stream of its own: the rest of a plan is
+#: as it would be without it.
+WINGS = {
+    "looks": 0.3,  # operators list the locks
+    "crowd": 0.05,  # many coroutines of one process wait for a lock each
+    "large messages": 0.1,  # which the lock server refuses
+    "offer_for": 0.3,  # what no worker takes ends soon
+    "limit falls": 0.5,  # and rises again, if it is a callable
+    "discreet server": 0.1,  # it does not tell its id, and closes idle connections
+}
 
 
 def draw(
@@ -88,6 +109,7 @@ def draw(
     faults: bool | None = None,
     suspends: bool | None = None,
     wanted: Collection[str] = (),
+    is_plain: bool = False,
 ) -> Plan:
     """The plan of this seed.
 
@@ -96,6 +118,7 @@ def draw(
         faults: whether there are faults; None if the seed says so.
         suspends: whether operators suspend something, likewise.
         wanted: what it has in any case, of what has a stream of its own.
+        is_plain: it has nothing else of `WINGS`.
     """
     r = random.Random(f"{seed} plan")
     shape = r.choice(["dense", "long"])
@@ -104,9 +127,10 @@ def draw(
     few = tuple(dict.fromkeys(r.choice(known) for _ in range(r.choice([1, 2, 3, 4, 5]))))
     has_faults = r.random() < 0.6 if faults is None else faults
     events = _calls(r, shape, few)
+    last = events[-1].at
     of_operators = random.Random(f"{seed} suspensions")
     if of_operators.random() < 0.5 if suspends is None else suspends:
-        events += _suspensions(of_operators, shape, few, events[-1].at)
+        events += _suspensions(of_operators, shape, few, last)
     if has_faults:
         kinds, weights = list(FAULTS), list(FAULTS.values())
         some = r.choices(kinds, weights, k=r.choice([1, 2, 3]))
@@ -115,6 +139,14 @@ def draw(
         of_kind = random.Random(f"{seed} {kind}")
         if kind in wanted or (of_kind.random() < share and has_faults):
             events += [_fault(of_kind, shape, kind) for _ in range(of_kind.choice([1, 1, 2]))]
+    streams = {name: random.Random(f"{seed} {name}") for name in WINGS}
+    also = frozenset(
+        name
+        for name, share in WINGS.items()
+        if (streams[name].random() < share and not is_plain) or name in wanted
+    )
+    for name in [each for each in _MORE if each in also]:
+        events = _MORE[name](streams[name], shape, last, events)
     events.sort(key=lambda event: event.at)
     return Plan(
         seed, shape,
@@ -124,9 +156,12 @@ def draw(
         visibility=r.choice([None, None, 3600.0, 60.0]),
         ttl=r.choice([2.0, 6.0, 30.0]),
         limit=limit,
-        replicas=int(any(event.kind == "no replica" for event in events)),
+        replicas=int(any("replica" in event.kind for event in events)),
         specs=few,
         events=tuple(events),
+        deployed=_deployed(random.Random(f"{seed} release"), few)
+        * any(event.kind == "deploy" for event in events),
+        also=also,
     )  # fmt: skip
 
 
@@ -181,6 +216,32 @@ def _suspensions(r: random.Random, shape: str, few: tuple[Spec, ...], last: floa
     return events
 
 
+def _looks(r: random.Random, shape: str, last: float, events: list[Event]) -> list[Event]:
+    after = 0.5 if shape == "dense" else 30.0
+    at = [r.uniform(0.0, last + after) for _ in range(r.choice([2, 5, 10]))]
+    return [*events, *(Event(round(each, 4), "look") for each in at)]
+
+
+def _crowd(r: random.Random, shape: str, last: float, events: list[Event]) -> list[Event]:
+    args = (r.choice([16, 32, 45]), r.choice([0.5, 3.0]))
+    return [*events, Event(round(r.uniform(0.0, last), 4), "crowd", args)]
+
+
+def _large(r: random.Random, shape: str, last: float, events: list[Event]) -> list[Event]:
+    """Some calls with messages that are as large as this."""
+    return [
+        dataclasses.replace(event, args=(*event.args[:4], {**event.args[4], "size": 100_000}))
+        if event.kind == "call" and r.random() < 0.2
+        else event
+        for event in events
+    ]
+
+
+_MORE: dict[str, Callable[[random.Random, str, float, list[Event]], list[Event]]] = {
+    "looks": _looks, "crowd": _crowd, "large messages": _large,
+}  # fmt: skip
+
+
 def _does(r: random.Random, dense: bool) -> list[Any]:
     """What a body does beside taking time."""
     what = r.choices(
@@ -192,6 +253,19 @@ def _does(r: random.Random, dense: bool) -> list[Any]:
     return [what, countdown, seconds] if what else []
 
 
+def _deployed(r: random.Random, few: tuple[Spec, ...]) -> tuple[Version, ...]:
+    """The tasks of a later release: some have other options."""
+    made = []
+    for each in few:
+        limit: int | str = r.choice([1, 1, 1, 2, "callable"])
+        spec = each if r.random() < 0.2 else r.choice(specs(limit))
+        if spec not in specs(limit):
+            limit = 1
+        key = r.choice(["{key}", "{key}", "{key}", "{key}", "other {key}", ""])
+        made.append(Version(each.name, spec, r.choice([2.0, 6.0, 30.0]), limit, key))
+    return tuple(made)
+
+
 def _fault(r: random.Random, shape: str, kind: str) -> Event:
     most = 0.5 if shape == "dense" else 40.0
     at = r.uniform(0.0, most)
@@ -199,6 +273,27 @@ def _fault(r: random.Random, shape: str, kind: str) -> Event:
     seconds = r.choice([0.05, 0.5, 1.0, 3.0, 12.0])
     share = r.choice([0.02, 0.1, 0.4])
     return Event(round(at, 4), kind, (which, waits, seconds, share))
+
+
+def pairs(plan: Plan) -> set[tuple[str, str]]:
+    """What this plan has together: policies with options, and each of these with faults."""
+    faults = {event.kind for event in plan.events if event.kind in IS_FAULT}
+    return {
+        pair
+        for each in plan.specs
+        for pair in [
+            (each.policy, each.option),
+            *((what, fault) for fault in faults for what in (each.policy, each.option)),
+        ]
+    }
+
+
+def all_pairs() -> set[tuple[str, str]]:
+    """The pairs that plans have, sooner or later."""
+    known = specs(1)
+    return {(each.policy, each.option) for each in known} | {
+        (what, fault) for each in known for what in (each.policy, each.option) for fault in IS_FAULT
+    }
 
 
 #: Kinds of events that are faults.

@@ -19,10 +19,11 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 
-from . import once, planted, properties, workers
+from . import once, planted, promises, properties, shown, workers  # noqa: F401
 from . import plan as plans
 from .course import SERVER, Course
 from .plan import Plan
+from .planting import Fault
 
 #: The most seconds of real time that one course may take.
 LONGEST = 120.0
@@ -168,18 +169,22 @@ def main(clock: Callable[[], float]) -> None:
     p.add_argument("--faults", choices=["yes", "no"], help="with faults, or without")
     p.add_argument("--suspensions", choices=["yes", "no"], help="with suspensions, or without")
     p.add_argument("--with", default="", metavar="A,B", dest="wanted", help="each with these, of "
-                   + ", ".join(plans.MORE_FAULTS))  # fmt: skip
+                   + ", ".join([*plans.MORE_FAULTS, *plans.WINGS]))  # fmt: skip
+    p.add_argument("--plain", action="store_true", help="without " + ", ".join(plans.WINGS))
     p.add_argument("--schedule", type=int, default=0, help="another schedule of the same plan")
     p.add_argument("--trace", action="store_true", help="tell each course's story")
     p.add_argument("--wire", action="store_true", help="with each exchange with the lock server")
     p.add_argument("--smaller", action="store_true", help="make those that fail smaller")
     p.add_argument("--keep", metavar="I,J", help="only these events of the plan")
-    p.add_argument("--planted", choices=planted.FAULTS, help="with this fault in the package")
+    p.add_argument("--planted", metavar="FAULT", help="with this one of planted.py's faults")
     p.add_argument("--until", metavar="PROPERTY", help="end when this one fails")
+    p.add_argument(
+        "--coverage", action="store_true", help="say which pairs no plan draws, and run none"
+    )
     p.add_argument("--digests", action="store_true", help="say each course's digest")
     args = p.parse_args()
-    if args.planted is not None:
-        planted.FAULTS[args.planted]()
+    if args.coverage:
+        sys.exit(_tell_coverage(_plans(args, clock)))
     warm_up()
     total: collections.Counter[str] = collections.Counter()
     failing = []
@@ -219,15 +224,38 @@ def _plans(args: argparse.Namespace, clock: Callable[[], float]) -> Iterator[Pla
         seeds = itertools.takewhile(lambda seed: clock() < give_up, itertools.count(first))
     if args.seed is not None:
         seeds = [args.seed]
-    faults = None if args.faults is None else args.faults == "yes"
-    suspends = None if args.suspensions is None else args.suspensions == "yes"
+    fault = Fault(()) if args.planted is None else planted.EVERY[args.planted]
+    if args.faults is not None:
+        fault = fault._replace(faults=args.faults == "yes")
+    if args.suspensions is not None:
+        fault = fault._replace(suspends=args.suspensions == "yes")
+    wanted = tuple(args.wanted.split(",")) + fault.wanted
+    fault = fault._replace(wanted=wanted, is_plain=args.plain)
     for seed in seeds:
-        plan = plans.draw(seed, faults, suspends, args.wanted.split(","))
+        plan = plan_for(fault, seed)
+        if plan is None:
+            continue
         plan = dataclasses.replace(plan, schedule=args.schedule)
         if args.keep is not None:
             kept = [int(each) for each in args.keep.split(",")]
             plan = dataclasses.replace(plan, events=tuple(plan.events[i] for i in kept))
         yield plan
+
+
+def _tell_coverage(drawn: Iterable[Plan]) -> bool:
+    """Say which pairs of a policy, an option and a fault these plans do not have."""
+    wanted = plans.all_pairs()
+    counts = collections.Counter(pair for plan in drawn for pair in plans.pairs(plan))
+    missing = sorted(pair for pair in wanted if not counts[pair])
+    least = min((counts[pair], pair) for pair in wanted)
+    print(f"{len(wanted)} pairs, {len(missing)} are not drawn: {missing}; the rarest: {least}")
+    return bool(missing)
+
+
+def plan_for(fault: Fault, seed: int) -> Plan | None:
+    """The plan of this seed; None if it cannot show the fault."""
+    plan = plans.draw(seed, fault.faults, fault.suspends, fault.wanted, fault.is_plain)
+    return plan if fault.needs is None or fault.needs(plan) else None
 
 
 def _of_this_commit() -> int:

@@ -5,7 +5,7 @@ says and takes simulated time.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from celery import Celery
@@ -25,7 +25,7 @@ from celery_redislock import (
 from . import baton
 
 #: Seconds of the policies below, which properties ask for.
-MAX_WAIT, TIMEOUT, QUIET, GRACE, DELAY = 5.0, 3.0, 2.0, 3.0, 1.0
+MAX_WAIT, TIMEOUT, QUIET, GRACE, DELAY, LIMIT = 5.0, 3.0, 2.0, 3.0, 1.0, 2
 #: Seconds of the options below.
 PAUSE, MIN_HOLD = 2.0, 3.0
 
@@ -41,7 +41,7 @@ POLICIES: dict[str, Callable[[], Any]] = {
     "wait_bounded": lambda: Wait(timeout=TIMEOUT, then=Queue()),
     "queue": Queue,
     "queue_bounded": lambda: Queue(max_wait=MAX_WAIT, then=Raise()),
-    "queue_limited": lambda: Queue(limit=2, then=Skip()),
+    "queue_limited": lambda: Queue(limit=LIMIT, then=Skip()),
     "coalesce": Coalesce,
     "coalesce_result": lambda: Coalesce(result="replaced"),
     "debounce": lambda: Debounce(quiet=QUIET, max_wait=3 * QUIET),
@@ -76,6 +76,27 @@ class Spec:
         return f"{self.policy}+{self.option}" if self.option else self.policy
 
 
+@dataclasses.dataclass(frozen=True)
+class Version:
+    """What a release makes of a task.
+
+    Attributes:
+        limit: of its lock: a number, or "callable".
+        lock_key: "" for a task that takes no lock.
+    """
+
+    name: str
+    spec: Spec
+    ttl: float
+    limit: int | str
+    lock_key: str = "{key}"
+
+    @property
+    def most(self) -> int:
+        """How many runs it lets in at once."""
+        return self.limit if isinstance(self.limit, int) else 2
+
+
 def specs(limit: int | str) -> list[Spec]:
     """All pairs of a policy and an option that the package takes."""
     alone = ("coalesce", "debounce", "replace")
@@ -89,29 +110,36 @@ def specs(limit: int | str) -> list[Spec]:
     ]
 
 
-def limit_of(key: str, seconds: float, does: list[Any]) -> int:
+def limit_of(key: str, seconds: float, does: list[Any], more: str = "") -> int:
     """A callable limit, which gets the call's arguments."""
-    return 2
+    return int(baton.world.limit_now)
 
 
-def add_task(app: Celery, spec: Spec, ttl: float, limit: Any) -> None:
-    """Give the app the task of this spec."""
+def no_key(key: str, seconds: float, does: list[Any], more: str = "") -> None:
+    """A callable key, of a call that takes no lock."""
 
-    def body(self: Any, key: str, seconds: float, does: list[Any]) -> Any:
+
+def add_task(app: Celery, version: Version) -> None:
+    """Give the app this task."""
+    spec = version.spec
+
+    def body(self: Any, key: str, seconds: float, does: list[Any], more: str = "") -> Any:
         return baton.world.body(self, spec, key, seconds, does)
 
-    options = {**OPTIONS[spec.option], "lock_ttl": ttl}
+    options = {**OPTIONS[spec.option], "lock_ttl": version.ttl}
     if spec.policy != "none":
         options["on_conflict"] = POLICIES[spec.policy]()
-    if limit != 1:
-        options["lock_limit"] = limit
+    if version.limit != 1:
+        options["lock_limit"] = limit_of if version.limit == "callable" else version.limit
     app.task(
-        base=SingletonTask, bind=True, shared=False, name=spec.name, lock_key="{key}",
-        **options,
+        base=SingletonTask, bind=True, shared=False, name=version.name,
+        lock_key=version.lock_key or no_key, **options,
     )(body)  # fmt: skip
 
 
-def make_app(specs: list[Spec], visibility: float | None, ttl: float, limit: Any) -> Celery:
+def make_app(
+    versions: Iterable[Version], visibility: float | None, ttl: float, **settings: Any
+) -> Celery:
     """An app with these tasks. Each process that is not forked from another has its own."""
     app = Celery("sim", set_as_current=False)
     app.conf.update(
@@ -123,8 +151,9 @@ def make_app(specs: list[Spec], visibility: float | None, ttl: float, limit: Any
         worker_hijack_root_logger=False,
         redislock_url="redis://locks",
         redislock_ttl=ttl,
+        **settings,
     )
-    for spec in specs:
-        add_task(app, spec, ttl, limit)
+    for version in versions:
+        add_task(app, version)
     app.finalize()
     return app

@@ -15,7 +15,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from celery_redislock.servers.node import Node
 
 from . import baton
-from .lock_server import LockServer
+from .lock_server import IDLE_FOR, LockServer
 
 #: Seconds that a request or a reply takes, at least and at most.
 TAKES = (0.0002, 0.002)
@@ -41,6 +41,7 @@ class Link:
         is_cut: it is broken, or its client has closed it.
         commands: what has arrived and is not executed yet.
         blocked_until: when the block of the first of these ends.
+        last: what was executed last, and the reply to it.
     """
 
     def __init__(self, network: Network) -> None:
@@ -48,13 +49,16 @@ class Link:
         self.is_cut = False
         self.commands: deque[list[bytes]] = deque()
         self.blocked_until: float | None = None
+        self.last: tuple[list[bytes], Any] = ([], None)
         self._arrived: deque[Any] = deque()
         self._reader: baton.Actor | None = None
         self._last_request_at = self._last_reply_at = 0.0
+        self.used_at = baton.world.now
 
     def send(self, server: LockServer, commands: list[list[bytes]]) -> None:
         """Send a request; or, where the network is so, lose it, hold it up, or break."""
         world, network = baton.world, self._network
+        self.used_at = world.now
         takes = self.travels() + self._held_up("request")
         if network.loses_request and world.chance.random() < network.loses_request:
             world.note("LOST: a request to the lock server")
@@ -143,7 +147,10 @@ class Connection:
 
     @property
     def is_usable(self) -> bool:
-        return self._link is not None and not self._link.is_cut
+        if self._link is None or self._link.is_cut:
+            return False
+        is_idle = baton.world.now - self._link.used_at > IDLE_FOR
+        return not (is_idle and self._pool.server.is_discreet)
 
     def connect(self) -> None:
         if self.is_usable:
@@ -154,6 +161,7 @@ class Connection:
         if pool.server.is_down:
             raise RedisConnectionError("simulated: connection refused")
         pool.server.links.append(link)
+        baton.world.current.process.state.setdefault("met the lock server", baton.world.now)
         baton.world.current.process.at_death.append(link.close)
         self._link = link
         try:

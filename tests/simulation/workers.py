@@ -52,7 +52,8 @@ class Job:
 
     def __init__(self, target: Any, args: bytes, calls: dict[str, Any], limits: Any) -> None:
         self.target, self.args, self.calls, self.limits = target, args, calls, limits
-        self.task_id: str = pickle.loads(args)[1]
+        self.task_id, request = pickle.loads(args)[1:3]
+        self.attempt = int(request.get("retries") or 0)
         self.child: Child | None = None
         self.is_over = False
 
@@ -465,5 +466,5 @@ def prepare() -> None:
     # Else they read what is installed for each app, and for each thread.
     imports.entry_points = cache(imports.entry_points)
     importlib.metadata.version = cache(importlib.metadata.version)
-    tasks.make_app([tasks.Spec("skip", "")], None, 1.0, 1).backend  # noqa: B018  which warms these
+    tasks.make_app([], None, 1.0).backend  # noqa: B018  which warms these
     trace._install_stack_protection()
