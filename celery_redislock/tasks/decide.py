@@ -435,7 +435,8 @@ def _in_vain(facts: Facts, state: State, wish: Await | Park, busy: Busy) -> tupl
     left = wish.timeout
     if left is not None and wish.busy.sent_at:
         left -= busy.sent_at - wish.busy.sent_at  # since it began to wait
-    is_over = state.message.gave_up or (left is not None and left <= 0)
+    # What another policy parked, of an older release perhaps, may come here without a time.
+    is_over = left is not None and (state.message.gave_up or left <= 0)
     if not busy.for_message or is_over or not can_park(facts):
         return state, _then(wish.then, busy)
     # The message that the lock is kept for needs a pool slot, perhaps this one.

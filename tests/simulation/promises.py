@@ -315,9 +315,9 @@ def _ends_of(course: Course, call: Call, since: float) -> list[float]:
 
 @prop
 def newcomers_do_not_overtake(course: Course) -> None:
-    """options.md, `Queue`: "The release publishes the first task, for which the lock waits for 5
-    s", guarantees.md: 1 s if others wait in their slots. "Newcomers ... do not overtake it":
-    neither does who sends.
+    """options.md, `Queue`: a "release publishes the first task, for which the lock waits for 5 s",
+    guarantees.md: "1 s if others wait in their slots". "Newcomers ... do not overtake it": neither
+    does who sends.
     """
     if course.happened or course.operated or course.limit > 1:
         return

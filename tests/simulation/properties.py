@@ -850,10 +850,15 @@ def _took(course: Course, run: Run) -> float:
 
 def _put_off_in_outages(course: Course) -> int:
     """options.md: while the lock server does not answer, a task is put off, for 1, 2, 4 s and so
-    on. After a restart nobody takes a lock for a third of the ttl.
+    on. After a restart nobody takes a lock for a third of the ttl. Where the server answers, and
+    replicas do not confirm, a task may wait in a room in between, and then counts anew.
     """
-    spans = [over - began for began, over, kind in course.happened if kind in OUTAGES]
-    return sum(_doublings(each + course.ttl / 3) for each in spans)
+    spans = [
+        (over - began, 2 if "replica" in kind else 1)
+        for began, over, kind in course.happened
+        if kind in OUTAGES
+    ]
+    return sum(times * _doublings(each + course.ttl / 3) for each, times in spans)
 
 
 @prop

@@ -349,6 +349,10 @@ TABLE: dict[str, tuple[Case, list[Answer], list[Question], Outcomes]] = {
         policy(Wait(timeout=3), header={"gave_up": True}), [BUSY, FOR_MESSAGE],
         [Await(BUSY, 3, SKIP)], SKIPPED,
     ),
+    "wait, and another policy of an older release gave up": (
+        policy(Wait(), header={"gave_up": True}), [BUSY, FOR_MESSAGE, PARKED],
+        [Await(BUSY, None, SKIP), Park(FOR_MESSAGE, then=SKIP)], QUEUED,
+    ),
     "queue": (policy(Queue()), [BUSY, PARKED], [Park(BUSY, then=SKIP)], QUEUED),
     "queue, of some length": (
         policy(Queue(limit=2)), [BUSY, FULL], [Park(BUSY, limit=2, then=SKIP)], SKIPPED,
