@@ -140,7 +140,7 @@ class Kept(NamedTuple):
         """The part of our header that names it."""
         part: dict[str, Any] = {"kept": [self.lock_id, self.token]}
         if self.place is not None:
-            part["parked"] = self.place.member
+            part.update(parked=self.place.member, receipt=self.place.receipt)
         return part
 
     def is_of(self, keys: LockKeys) -> bool:
@@ -170,7 +170,9 @@ class Kept(NamedTuple):
         member = header.get("parked")
         if not isinstance(member, str):
             return cls(lock_id, token)
-        return cls(lock_id, token, Place(member, id_of(task_id, nesting, attempt)))
+        receipt = header.get("receipt")  # earlier releases do not say it
+        receipt = receipt if isinstance(receipt, str) else ""
+        return cls(lock_id, token, Place(member, id_of(task_id, nesting, attempt), receipt))
 
 
 # Not frozen: making one would take six times as long.

@@ -253,7 +253,7 @@ def settle(claim: Claim, release: Release = Release()) -> Call[Settled]:  # noqa
         value, seconds = heir or ("", 0)
         stray = stray if claim.task_id else stray & EXTENSION
         args += (
-            *(stray, to_ms(min_hold) if min_hold else 0, *(leaves or ("", ""))),
+            *(stray, to_ms(min_hold) if min_hold else 0, *(leaves or ("", "", ""))),
             *(to_ms(pause) if pause else 0, value, to_ms(seconds), claim.entry_id if died else ""),
         )
     return Call("settle", keys, args, _settle_answer, claim.ttl, recurs=not claim.task_id)

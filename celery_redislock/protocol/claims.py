@@ -61,6 +61,7 @@ class Place(NamedTuple):
 
     member: str  # see `scripts/entries.lua`
     entry_id: str  # if another task has the member by now, the place is lost
+    receipt: str = ""  # if the task has another one there by now, likewise; "" if not known
 
 
 class Offered(NamedTuple):
@@ -138,8 +139,8 @@ class Parking(NamedTuple):
     #: newer; None if only its age is known.
     arrived: float | None = None
     received: float | None = None  # when a worker received the task, on `clock`, if known
-    #: Which worker received it and when, by which the server tells the order of two of one worker;
-    #: "" if that is not known.
+    #: Which worker received it and when, by which the server tells the order of two of one worker,
+    #: if that is known; and which delivery it is: see `scripts/entries.lua`.
     receipt: str = ""
     #: Seconds without a newer task in the slot after which it is published, and seconds since the
     #: slot's first task after which it is published in any case.

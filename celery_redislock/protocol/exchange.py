@@ -49,10 +49,10 @@ def offered_in(reply: Sequence[Any]) -> Offered | None:
     """The entry of the waiting room that a reply offers."""
     if not reply:
         return None
-    member, entry_id, entry, gives_up, since = reply
+    member, entry_id, entry, gives_up, since, receipt = reply
     text = entry.decode()
     return Offered(
-        place=Place(member.decode(), entry_id.decode()),
+        place=Place(member.decode(), entry_id.decode(), receipt.decode()),
         entry=entries.parked_of(text),
         arrived=entries.arrived_at(text),
         gives_up=gives_up == b"1",

@@ -5,6 +5,8 @@
 -- `rooms` and `lock_id`. `entries` is a hash:
 --   member -> "<ms at which it gives up>|<ms of its arrival>|<what was parked>"
 --   "#" member -> "<ms at which to publish it>|<ms of the first call>|<receipt>|<the entry's id>"
+-- A receipt says which delivery put the task there: "<worker>:<µs of that worker's clock>", if it is the
+-- first one of the task, "/", and the delivery's token. By the token, each stay has another one.
 -- An id is "<task id>:<how often the task replaced itself>.<attempt>". A member is an id; or "=" and
 -- the name of a task: its pending slot, in which the newest call replaces the one before.
 
@@ -40,8 +42,7 @@ local function without_deadline(entry)
   return (string.gsub(entry, '^%d*', ''))
 end
 
--- `due` is 0 for one that waits for its first chance; `first_call` and `receipt`, which says which
--- worker received the task and when, are for a pending slot.
+-- `due` is 0 for one that waits for its first chance; `first_call` is for a pending slot.
 local function state_of(member)
   local text = redis.call('HGET', entries, '#' .. member) or ''
   local due, first_call, receipt, id = string.match(text, '^(%d+)|(%d*)|([^|]*)|(.*)$')
@@ -90,9 +91,11 @@ local function take_out(member, is_there)
   return entry
 end
 
--- Take the task with this id out of the room, unless a newer one has its slot.
-local function leave(member, id)
-  if state_of(member).id == id then
+-- Take the task with this id out of the room, unless a newer one has its slot. With a receipt, only from
+-- that stay: the task may have been put there again since.
+local function leave(member, id, receipt)
+  local state = state_of(member)
+  if state.id == id and ((receipt or '') == '' or state.receipt == receipt) then
     return take_out(member)
   end
 end

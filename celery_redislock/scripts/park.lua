@@ -15,7 +15,7 @@
 --       12 this task's name and id, for those it replaces: a JSON list with exactly four quotes
 --       13 when this task arrived, in ms of this server's clock, or "" if only its age is known
 --       14 this task's age in ms: how long ago a worker received it
---       15 its receipt, "<worker>:<µs of that worker's clock>", or ""
+--       15 its receipt, see entries.lua
 --       16 ms without a call of this member after which it is published, or "" for no such wait
 --       17 ms since the first call after which it is published in any case
 --       18 its task's pending slot
@@ -112,6 +112,7 @@ if is_there then
     -- This comes first: a full server takes the rest only after it.
     redis.call('ZREM', sent, member)
     state.due = 0
+    state.receipt = string.gsub(state.receipt or '', '/.*$', '') .. (string.match(receipt, '/.*$') or '')
     save_state(member, state)
     local gives_up_at = times_of(before)
     if gives_up_at and give_up_after == '' then
@@ -128,8 +129,8 @@ end
 -- A task that a worker kept back must not end a task that arrived later. Of two that one worker
 -- received, its own clock tells the order: calls take longer than there is between two messages.
 local function is_newer(its_arrival, its_receipt)
-  local worker, at = string.match(receipt, '^(%x+):(%d+)$')
-  local its_worker, its_time = string.match(its_receipt or '', '^(%x+):(%d+)$')
+  local worker, at = string.match(receipt, '^(%x+):(%d+)')
+  local its_worker, its_time = string.match(its_receipt or '', '^(%x+):(%d+)')
   if worker and worker == its_worker then
     return tonumber(its_time) > tonumber(at)
   end

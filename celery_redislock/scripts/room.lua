@@ -150,7 +150,7 @@ end
 
 -- Note that a member is published, and is under way: the lock is kept for it, and those behind it
 -- wait; or, with `aside`, neither. Reply {member, id, entry, "1" if it gives up, ms since it was first
--- published}.
+-- published, receipt}.
 local function send(member, state, aside)
   local first = first_of(member)
   local age = now - (first or now)
@@ -165,7 +165,8 @@ local function send(member, state, aside)
   local entry = redis.call('HGET', entries, member)
   local gives_up_at = times_of(entry)
   local is_over = gives_up_at and gives_up_at <= now
-  return {member, state.id, entry, is_over and '1' or '0', first and math.max(age, 1) or 0}
+  age = first and math.max(age, 1) or 0
+  return {member, state.id, entry, is_over and '1' or '0', age, state.receipt or ''}
 end
 
 -- Publish the first that may be. Reply as `send` does, or nil. Who looks also publishes one that

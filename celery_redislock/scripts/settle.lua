@@ -17,10 +17,11 @@
 --       for the lock, "3" both, "0" neither
 --       10 ms since the acquisition until which the lock stays taken, or "0"
 --       11 the member that leaves the room, or ""   12 the id of its entry, see entries.lua
---       13 ms from now for which others must not have the lock, or "0"
---       14 the value by which the lock is left to a message of the task; or only its opening, if its
---       holder died: the rest stays as it is; or ""   15 its ttl in ms
---       16 the id of an attempt whose process died: a lock that was left to it is given back too; or ""
+--       13 the receipt of its entry, or ""
+--       14 ms from now for which others must not have the lock, or "0"
+--       15 the value by which the lock is left to a message of the task; or only its opening, if its
+--       holder died: the rest stays as it is; or ""   16 its ttl in ms
+--       17 the id of an attempt whose process died: a lock that was left to it is given back too; or ""
 -- Reply 1 given back, or left | 0 not ours any more, or a newer run is to have it; or, if the room is not empty, or 11 is given:
 --       {the same, ms until the next look at the room, and the entry to publish, if any: see room.lua}
 
@@ -28,7 +29,7 @@ local lock, waiters, wake, done_note, counter, room, rooms, entries, deadlines, 
 local runs, suspended = unpack(KEYS, 12)
 local slots = {lock, unpack(KEYS, 14)}
 local opening, note, always, done_ttl, reserve_for, lock_id, can_publish, run_end = unpack(ARGV)
-local stray, min_hold, leaver, leavers_id, pause, heir, heirs_ttl, died = unpack(ARGV, 9)
+local stray, min_hold, leaver, leavers_id, receipt, pause, heir, heirs_ttl, died = unpack(ARGV, 9)
 
 -- include values.lua
 -- include history.lua
@@ -131,7 +132,7 @@ end
 
 local leaves = (leaver or '') ~= ''
 if leaves then
-  leave(leaver, leavers_id)
+  leave(leaver, leavers_id, receipt)
 end
 
 local rest = 0

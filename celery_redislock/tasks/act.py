@@ -301,7 +301,7 @@ def parking_of(facts: Facts, state: State, request: Any, question: Park, in_doub
         member=state.parks_as,
         arrived=message.arrived,
         received=message.received,
-        receipt=message.receipt,
+        receipt=f"{message.receipt}/{message.token[:16]}",
         limit=question.limit,
         give_up=question.give_up,
         in_front=message.parked or grace is not None or (question.newest and began),

@@ -413,9 +413,9 @@ class Life:
 
     def _leave_room(self) -> None:
         """Take the task out of the waiting room: it gave up, or failed while it was put there."""
-        claim = self.facts.claim
-        member = self.state.parks_as or claim.member or claim.entry_id
-        self.kept = Kept(claim.keys.lock_id, claim.kept, Place(member, claim.entry_id))
+        claim, parks_as = self.facts.claim, self.state.parks_as
+        if parks_as:  # it may be there already, or still
+            self.kept = Kept(claim.keys.lock_id, claim.kept, Place(parks_as, claim.entry_id))
         self._give_up_kept()
         self.state = self.state._replace(parks_as="")
 

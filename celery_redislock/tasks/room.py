@@ -132,7 +132,7 @@ def _publish_one(
     """Publish one task. If it was not published, return what the server said of the next. A task
     that this process cannot publish is added to `passed_over`.
     """
-    member, entry_id = offered.place
+    member, entry_id, _ = offered.place
     try:
         if _send(app, keys, offered):
             if offered.since > UNTAKEN_AFTER:

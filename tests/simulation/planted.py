@@ -304,8 +304,7 @@ OWN: dict[str, Fault] = {
         needs=_both(_events("restart empty"), _events("stop child")), faults=True,
     ),
     "who leaves takes the newer call along": _lua(
-        "entries", "  if state_of(member).id == id then\n    return take_out(member)",
-        "  if true then\n    return take_out(member)",
+        "entries", "  if state.id == id and ((receipt or '') == ''", "  if (true",
         needs=_NEWEST,
     ),
     "who sends overtakes the room": _lua(

@@ -17,6 +17,8 @@ from celery_redislock.protocol.claims import (
 from celery_redislock.protocol.rooms import park
 from tests.contract.claims import extended, extension, make_claim, outcomes, taken
 
+from .a_room import KEPT
+
 
 def comes_late(store, claim: Claim, how: str = "try") -> None:
     """It neither takes the lock nor waits for it."""
@@ -86,6 +88,26 @@ def test_a_task_that_has_parked_stays_in_the_room(room) -> None:
 
     assert room.waiting == ["task"]
     room.take("task", member=offered.place.member)
+    assert room.waiting == []
+
+
+@pytest.mark.parametrize("had_left", [True, False])
+def test_a_place_is_given_up_late_and_its_task_has_parked_again(room, had_left) -> None:
+    holder = room.take("holder")
+    room.park("task", receipt="ab:1/first")
+    place = room.published(room.settle(holder), "task").place
+    if had_left:
+        room.settle(room.claim("task"), leaves=place)
+        assert room.waiting == []
+    room.pass_time(KEPT)
+    again = room.take("holder")
+    room.park("task", receipt="/second")
+
+    room.settle(room.claim("task"), leaves=place)
+
+    assert room.waiting == ["task"]
+    offered = room.published(room.settle(again), "task")
+    room.settle(room.claim("task"), leaves=offered.place)
     assert room.waiting == []
 
 
