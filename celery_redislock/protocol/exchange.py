@@ -62,8 +62,9 @@ def offered_in(reply: Sequence[Any]) -> Offered | None:
 
 def done_in(claim: Claim, reply: Sequence[Any]) -> Done:
     """The done note of the claim's own attempt, from a reply that opens with "done"."""
-    _, note, left = reply
-    return Done(notes.decode(note), claim.done_ttl - left / 1000 if left >= 0 else 0.0)
+    _, note, left, *age = reply
+    ago = claim.done_ttl - left / 1000 if left >= 0 else sum(age) / 1000
+    return Done(notes.decode(note), ago)
 
 
 def seconds_in(ms: int) -> float | None:

@@ -20,7 +20,7 @@
 --       12 the task's member in the room, see entries.lua; "" if the message does not say
 -- Reply the fence, a number, if it is the time of the acquisition in us
 --       {"acquired", value as stored, fence}  if the fence is not that time, or for a second call
---       {"done", the note, ms until it expires, or -1}
+--       {"done", the note, ms until it expires, or -1, and ms since then if the lock has the note}
 --           this attempt has run before, or must not run; see `notes` in docs/inside/redis.md
 --       {"busy", value, ms to live (-1: for ever), relation, now in ms, and the entry to publish,
 --           if any: see room.lua}. The relation is
@@ -202,7 +202,9 @@ local function met(i, slot, holder)
   local theirs = order(holder.nesting, holder.attempt)
   local is_own = task_id ~= '' and holder.task_id == task_id
   local is_child = parent ~= '' and holder.task_id == parent and mine > theirs
-  if not (is_own or is_child) or holder.cooling and mine <= theirs then
+  if is_own and mine == theirs and holder.done and not again then
+    return {'done', holder.done[1], -1, math.max(now - holder.done[2], 0)}
+  elseif not (is_own or is_child) or holder.cooling and mine <= theirs then
     return nil
   elseif mine > theirs then
     -- The lock is kept for us, or from others only; or its holder missed a heartbeat: that run is dead

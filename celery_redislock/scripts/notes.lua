@@ -12,6 +12,11 @@ local function lasting(note)
   return string.sub(note, 1, 1) == LASTING and note or LASTING .. note
 end
 
+-- Whether such a note says that the attempt is over, whatever follows.
+local function says_over(note)
+  return string.find(note, '^%+?[01]') ~= nil
+end
+
 -- Whether an attempt's done note says that another task replaced it.
 local function says_replaced(key)
   return string.sub(redis.call('GET', key) or '', 1, 1) == REPLACED_NOTE

@@ -33,10 +33,12 @@ local function acquired_at(value)
   return tonumber(string.match(value, '"acquired_at":([%d.]+)'))
 end
 
--- The value of a lock that is kept on after its run: without a token nobody extends or releases it.
-local function cooling_down(value)
+-- The value of a lock that is kept on after its run: without a token nobody extends or releases it. If
+-- the run has ended, it has the done note, and the ms at which that was left.
+local function cooling_down(value, note, now)
   local rest = string.gsub(string.sub(value, #opening_of(token_of(value)) + 1), ',"held":true', '')
-  return '{"token":"","cooling":true' .. string.gsub(rest, ',"queued":true', '')
+  local cooling = '{"token":"","cooling":true' .. string.gsub(rest, ',"queued":true', '')
+  return note and with(cooling, string.format(',"done":[%s,%.0f]', cjson.encode(note), now)) or cooling
 end
 
 -- The ms for which a run of the task has asked that others must not have the lock; or 0.

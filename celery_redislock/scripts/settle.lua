@@ -143,7 +143,7 @@ if not slot then
 else
   rest = math.max(rest_of_min_hold(), pause, rest_of_pause(current, now))
   if rest > 0 then
-    change(slot, cooling_down(current), rest)
+    change(slot, cooling_down(current, says_over(note) and note, now), rest)
     if someone_waits() then
       wake_one(rest)  -- so that the waiter learns when the lock will be free
     end

@@ -31,4 +31,5 @@ FOUND = (
     "101117 --plain",  # a task that was dropped, and had its lock reserved, was replaced by itself
     "31071 --plain --faults no --suspensions yes",  # a copy ran again after a hard time limit
     "215635740 --plain",  # a place was given up twice, and the task had parked again meanwhile
+    "215635298 --plain",  # a copy met the pause after its own run, and was skipped for it
 )

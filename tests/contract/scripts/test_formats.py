@@ -120,7 +120,8 @@ def test_a_label_says_nothing_but_itself(run_lua: Lua, label: str) -> None:
     assert run_lua("replaced_at(a[1])", taken) is None
     assert run_lua("string.find(a[1], REDELIVERED, 1, true)", taken) is None
     once = run_lua("to_be_replaced(a[1], 1700000000123, a[2])", taken, SUCCESSOR)
-    cooling = run_lua("cooling_down(a[1], a[2])", once, holders.opening_of(TOKEN))
+    cooling = run_lua("cooling_down(a[1], a[2], 5)", once, note := "0'\"]")
+    assert run_lua("record_of(a[1]).done", cooling) == [note, 5]
     for text in (taken, once, cooling):
         holder = parsed(text)
         assert (holder.label, holder.fence, holder.acquired_at) == (label, 7, 1700.000042)
@@ -139,7 +140,7 @@ def test_what_is_kept_for_a_waiter_is_held_by_nobody(run_lua: Lua) -> None:
 
 
 def test_a_value_that_cools_down_is_nobodys(run_lua: Lua) -> None:
-    cooling = run_lua("cooling_down(a[1], a[2])", value(), holders.opening_of(TOKEN))
+    cooling = run_lua("cooling_down(a[1])", value())
     assert parsed(cooling).cooling_down
     assert json.loads(cooling)["token"] == ""
 
@@ -181,7 +182,7 @@ def test_a_value_counts_the_duplicates_that_it_turned_away(run_lua: Lua, by: int
     assert parsed(text).fence == 7
     assert run_lua("is_run(a[1])", text) == 1
     assert run_lua("is_run(a[1])", value()) is None
-    cooling = run_lua("cooling_down(a[1], a[2])", text, holders.opening_of(TOKEN))
+    cooling = run_lua("cooling_down(a[1])", text)
     assert run_lua("{is_cooling(a[1]), is_cooling(a[2])}", cooling, text) == [1, None]
     assert run_lua("turned_away_by(a[1])", cooling) == by
 

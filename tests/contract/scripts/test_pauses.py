@@ -9,7 +9,7 @@ import json
 import pytest
 
 from celery_redislock.protocol import calls, holders, notes
-from celery_redislock.protocol.claims import Claim
+from celery_redislock.protocol.claims import Acquired, Claim, Done
 from tests.contract.claims import taken
 
 from .a_room import TTL, Room
@@ -137,6 +137,27 @@ def test_a_retry_that_died_before_it_had_its_lock_leaves_it_to_its_own_retry(roo
     assert room.settle(room.claim("runs", attempt=1), heir=kept, died=True).ours
     assert rest(room) == about(50)
     room.take("runs", attempt=2, kept="heir")
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+def test_a_copy_that_comes_in_the_pause_of_its_run_meets_the_run_s_note(make_room, limit):
+    room, note = make_room(limit), notes.EXPECTS_RESULT
+    assert room.settle(room.take("runs"), note=note, pause=PAUSE).ours
+    room.pass_time(7)
+
+    done = room.store.run(calls.acquire(room.claim("runs")))
+
+    assert done == Done(notes.Note(note), age=about(7))
+    if limit == 1:
+        call = calls.acquire(room.claim("runs"), again=True)
+        assert room.store.run(call).holder.cooling_down, "if it is no copy"
+    assert isinstance(room.store.run(calls.acquire(room.claim("runs", attempt=1))), Acquired)
+
+
+@pytest.mark.parametrize("note", ["", notes.PUBLISHING])
+def test_a_copy_of_what_did_not_come_to_its_end_meets_none(room, note):
+    assert room.settle(room.take("runs"), note=note, pause=PAUSE).ours
+    assert room.ask("runs").holder.cooling_down
 
 
 def test_a_newer_call_that_replaces_the_waiting_retry_waits_for_the_end_of_the_pause(room):
