@@ -8,7 +8,7 @@ import itertools
 import math
 from collections.abc import Callable
 
-from . import tasks
+from . import baton, tasks
 from .baton import EPOCH
 from .course import FINAL, LIMIT_FALLS_EVERY, Call, Course, Run, Suspended
 from .tasks import MAX_WAIT, Spec
@@ -35,6 +35,7 @@ def judge(course: Course) -> None:
             "crashed",
             " / ".join(each.strip() for each in text.splitlines()[-9:] if "^^" not in each),
         )
+    baton.world.server_clock = course.server.clock  # by which its keys expire
     for check in _all:
         check(course)
 
@@ -53,6 +54,10 @@ UNREACHABLE = (
 )  # fmt: skip
 #: The same; or it took no new locks.
 OUTAGES = ("full", *UNREACHABLE)
+
+
+#: A worker ended, with all that it remembered.
+WORKER_ENDS = ("kill worker", "shut down", "shut down cold", "deploy")
 
 
 def _outage(course: Course) -> bool:
@@ -76,9 +81,9 @@ def _specs(course: Course) -> list[Spec]:
 
 
 def _deaths(course: Course) -> bool:
-    return _happened(
-        course, "kill child", "kill worker", "stop child", "shut down", "shut down cold"
-    ) or any(each.option in ("soft", "hard") or each.policy == "replace" for each in _specs(course))
+    return _happened(course, "kill child", "stop child", *WORKER_ENDS) or any(
+        each.option in ("soft", "hard") or each.policy == "replace" for each in _specs(course)
+    )
 
 
 # -- locks ------------------------------------------------------------------------------------
@@ -156,7 +161,7 @@ def nothing_is_left(course: Course) -> None:
         kind = key.partition("}:")[2].partition(":")[0] or key.partition(":")[2].partition(":")[0]
         if kind in STAYS:
             continue
-        now = (EPOCH + course.now) * 1000
+        now = (EPOCH + course.now + course.server.clock.step) * 1000
         if kind == "waiters" and not course.server.look.zcount(key, now, "+inf"):
             continue  # redis.md: "and those that wait no more, whose requests may come late"
         if kind == "rooms" and course.plan.deployed:
@@ -173,7 +178,7 @@ def _is_reserved_in_vain(course: Course, key: str) -> bool:
     """Whether the end of what is reserved may be forgotten, and the worker that would free it has
     ended.
     """
-    has_ended = _happened(course, "fail over") and _happened(course, "shut down", "kill worker")
+    has_ended = _happened(course, "fail over") and _happened(course, *WORKER_ENDS)
     return has_ended and '"queued":true' in course.server.look.get(key)
 
 
@@ -190,15 +195,14 @@ OF_A_ROOM = ("room", "entries", "rooms", "deadlines")
 @prop
 def every_call_ends(course: Course) -> None:
     """policies.md: "Every duplicate ends with a result"; guarantees.md: nothing is lost, but what
-    a killed worker had without `acks_late`, and what a server forgot; which is said.
+    a killed worker had without `acks_late`, and what a server forgot: that is "named by an ERROR of
+    the worker that had its message, unless that worker ends first".
     """
     for call in course.calls.values():
         if course.end_of(call) is not None or _may_be_lost(course, call):
             continue
         if _was_forgotten(course, call):
-            if not (
-                _is_said(course, call) or _happened(course, "kill worker", "shut down", "deploy")
-            ):
+            if not (_is_said(course, call) or _happened(course, *WORKER_ENDS)):
                 course.failed("what is forgotten is said", call.name)
             continue
         states = [state for _, state, _ in course.states.get(call.task_id, [])] or ["PENDING"]
