@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from celery.backends.base import KeyValueStoreBackend
@@ -19,6 +20,8 @@ class Store:
     def __init__(self) -> None:
         self.values: dict[Any, Any] = {}
         self.hears: Callable[[str, str, Any], None] = lambda task_id, state, result: None
+        #: What is told once it is stored, by who stores it: one that dies before has not.
+        self.telling: dict[Any, Callable[[], Any]] = {}
 
 
 store = Store()
@@ -52,7 +55,11 @@ class Backend(KeyValueStoreBackend):
     def set(self, key: Any, value: Any) -> None:
         self._takes()
         store.values[self._text(key)] = value
+        self._tell()
         self._takes()
+
+    def _tell(self) -> None:
+        store.telling.pop(baton.world.current, int)()
 
     def delete(self, key: Any) -> None:
         store.values.pop(self._text(key), None)
@@ -70,8 +77,10 @@ class Backend(KeyValueStoreBackend):
         self, task_id: str, result: Any, state: str, *args: Any, **kwargs: Any
     ) -> Any:
         self._takes()
-        store.hears(task_id, state, result)
-        return super()._store_result(task_id, result, state, *args, **kwargs)
+        store.telling[baton.world.current] = partial(store.hears, task_id, state, result)
+        stored = super()._store_result(task_id, result, state, *args, **kwargs)
+        self._tell()  # of what Celery's backends refuse, too: SUCCESS stays
+        return stored
 
     def _text(self, key: Any) -> str:
         return key.decode() if isinstance(key, bytes) else str(key)
