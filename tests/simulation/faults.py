@@ -217,7 +217,7 @@ def _fail_over(
         if server.is_down:
             server.is_down = False
             server.fail_over()
-        elif share == 0.4:
+        if server.refuses == READ_ONLY:  # also for one before that this one has outlived
             server.refuse(None)
 
     server.dies = (waits, die)
