@@ -266,7 +266,7 @@ def step(facts: Facts, state: State, asked: Question, answer: Any) -> tuple[Stat
     if isinstance(asked, Meet):
         return _met(facts, state, asked, answer)
     if isinstance(asked, HasResult):
-        return _looked_up(state, asked, answer)
+        return _looked_up(facts, state, asked, answer)
     wish = asked if isinstance(asked, Await | Park) else asked.wish
     if isinstance(answer, Acquired):
         return state, Go(wish.busy) if isinstance(wish, Await) else GO
@@ -386,11 +386,13 @@ def _done(facts: Facts, state: State, done: Done) -> tuple[State, Step]:
     if note.kind == notes.ENDED:
         return state, HAS_RUN
     if note.kind == notes.PUBLISHING:
-        return _died(state, done)
+        return _died(facts, state, done)
     return state, HasResult(done)
 
 
-def _looked_up(state: State, asked: HasResult, has_result: bool | None) -> tuple[State, Step]:
+def _looked_up(
+    facts: Facts, state: State, asked: HasResult, has_result: bool | None
+) -> tuple[State, Step]:
     done = asked.done
     by = state.message.replaced_by if done is None else done.note.replaced_by
     if by is not None and (done is None or done.note.kind == notes.REPLACED):
@@ -399,17 +401,18 @@ def _looked_up(state: State, asked: HasResult, has_result: bool | None) -> tuple
     # Its result is stored, and what follows it is published.
     if has_result is not False:
         return state, HAS_RUN
-    return _died(state, done)
+    return _died(facts, state, done)
 
 
-def _died(state: State, done: Done) -> tuple[State, Step]:
+def _died(facts: Facts, state: State, done: Done) -> tuple[State, Step]:
     """The process died after the body, before Celery stored the result or published what follows;
     or that is still under way.
     """
     copy, by = state.learn(began=True, copied=True), done.note.replaced_by
     if done.age < RESULT_DUE:
         # The next message must count as a copy too, though it is received later.
-        return copy, PutOff(1.0)
+        left = max(RESULT_DUE - done.age, SHORTEST)
+        return copy, PutOff(min(backoff(state.message.deferrals, MOST_OUTAGE, facts), left))
     if by is not None:
         return copy, TurnedAway(Outcome.REPLACED, by)
     return copy._replace(reruns=True), Try(again=True, reruns=True)

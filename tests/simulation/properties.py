@@ -840,11 +840,12 @@ def _not_taken(course: Course, call: Call) -> int:
 
 def _came_again(course: Course, call: Call) -> int:
     """guarantees.md: "A redelivered copy that meets its own lock is deferred ... with pauses that
-    double". Each may wait for the lock as the task does.
+    double"; after that "if no result was stored within 5 s". Each may wait for the lock as the task
+    does.
     """
     runs = [run for run in course.runs if run.task_id == call.task_id]
     longest = max((_took(course, run) for run in runs), default=0.0)
-    return course.came_again(call.task_id) * (2 + _doublings(longest))
+    return course.came_again(call.task_id) * (2 + _doublings(longest + 5.0))
 
 
 def _took(course: Course, run: Run) -> float:

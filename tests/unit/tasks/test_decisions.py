@@ -253,6 +253,12 @@ TABLE: dict[str, tuple[Case, list[Answer], list[Question], Outcomes]] = {
     "its result is on the way": (
         NEW, [done(notes.EXPECTS_RESULT)], [], PutOff(1.0),
     ),
+    "its result is still on the way": (
+        Case(header={"deferrals": 1}), [done(notes.EXPECTS_RESULT, age=2.0)], [], PutOff(2.0),
+    ),
+    "its result is on the way for a moment more": (
+        Case(header={"deferrals": 9}), [done(notes.EXPECTS_RESULT, age=4.25)], [], PutOff(0.75),
+    ),
     "its process died after the body": (
         NEW, [done(notes.EXPECTS_RESULT, age=9.0), GOT], [RERUNS], GO,
     ),
