@@ -448,8 +448,9 @@ def a_lock_that_is_kept_lets_nobody_in(course: Course) -> None:
 
 @of_one_release
 def one_message_of_a_call_is_in_the_queue(course: Course) -> None:
-    """options.md, "Unique from when it is sent": "nothing was sent". Looked at is the first call
-    of a key: nobody has had the lock before.
+    """options.md, "Unique from when it is sent": "nothing was sent", but "duplicates in a canvas,
+    whose id something waits for". Looked at is the first call of a key: nobody has had the lock
+    before.
     """
     if course.happened or course.operated or course.limit > 1:
         return
