@@ -168,6 +168,7 @@ def _goes_on(claim: Claim, own: Sequence[str], replies: list[Any]) -> bool:
         or any(
             (each.get("task_id"), each.get("attempt", 0), each.get("nesting", 0)) == attempt
             and each.get("token") not in (claim.token, *own)
+            and not each.get("cooling")
             for each in records
             if each is not None
         )

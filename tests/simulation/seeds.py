@@ -32,4 +32,5 @@ FOUND = (
     "31071 --plain --faults no --suspensions yes",  # a copy ran again after a hard time limit
     "215635740 --plain",  # a place was given up twice, and the task had parked again meanwhile
     "215635298 --plain",  # a copy met the pause after its own run, and was skipped for it
+    "401163 --plain",  # a run in its pause was taken for one that goes on elsewhere, and lost its result
 )

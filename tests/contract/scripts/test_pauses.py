@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from celery_redislock.protocol import calls, holders, notes
+from celery_redislock.protocol import calls, holders, notes, rooms
 from celery_redislock.protocol.claims import Acquired, Claim, Done
 from tests.contract.claims import taken
 
@@ -158,6 +158,16 @@ def test_a_copy_that_comes_in_the_pause_of_its_run_meets_the_run_s_note(make_roo
 def test_a_copy_of_what_did_not_come_to_its_end_meets_none(room, note):
     assert room.settle(room.take("runs"), note=note, pause=PAUSE).ours
     assert room.ask("runs").holder.cooling_down
+
+
+def test_what_is_in_the_pause_after_its_run_does_not_go_on_elsewhere(room):
+    """If its process dies before it has stored the result, its message comes back."""
+    claim, other = room.take("runs"), room.claim("runs")
+    assert room.store.ask(rooms.goes_on_elsewhere(other, ()))
+    assert not room.store.ask(rooms.goes_on_elsewhere(claim, ()))
+    assert room.settle(claim, pause=PAUSE).ours
+    assert not room.store.ask(rooms.goes_on_elsewhere(other, ()))
+    assert not room.store.ask(rooms.goes_on_elsewhere(claim, ()))
 
 
 def test_a_newer_call_that_replaces_the_waiting_retry_waits_for_the_end_of_the_pause(room):
