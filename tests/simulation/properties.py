@@ -739,7 +739,17 @@ def _free_after(course: Course, run: Run) -> float:
     ended = course.now if run.ended is None else run.ended
     if run.task_id not in course.calls:  # outside of tasks there are no pauses
         return ended
-    return max(ended + max(tasks.PAUSE, run.paused), run.began + tasks.MIN_HOLD)
+    return max(ended + max(tasks.PAUSE, run.paused, _kept_in_vain(course, run)), run.began + tasks.MIN_HOLD)
+
+
+def _kept_in_vain(course: Course, run: Run) -> float:
+    """Seconds for which its lock may be kept for a retry that has expired. deliveries.md: "if the
+    retry is revoked or expires, it stays until it expires".
+    """
+    call = course.calls.get(run.task_id)
+    if call is None or "expires" not in call.options or "retry" not in " ".join(call.does[:1]):
+        return 0.0
+    return call.does[1] + course.ttl
 
 
 #: Seconds within which what waits is looked at after a `resume`; and after another one was offered
