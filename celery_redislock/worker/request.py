@@ -91,8 +91,9 @@ class LockRequest(Request):
     _kept: Kept | None = None
     lock_keys: LockKeys
     _is_reserved = False
-    #: Whether the broker got the message back.
-    _is_requeued = False
+    #: Whether the broker got the message back; and whether it may have another copy of it since the
+    #: pool took it so late.
+    _is_requeued = _was_late = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -147,7 +148,7 @@ class LockRequest(Request):
         if self._lock_token:
             lease = ChildLease(pid, self, self._lock_token)
             housekeeper.when_gone(pid, lease.child_ended, most=lease.ttl)
-            self._lease = lease
+            self._lease, self._was_late = lease, clock() - self._received > NOTED_FROM
 
     def unsettled(self) -> Kept | None:
         """The reservation or room place of the message; None if the message will come back."""
@@ -266,7 +267,8 @@ class LockRequest(Request):
 
     def _note_over(self, kind: str) -> None:
         """Note for copies of the message that this process ends the attempt of a child."""
-        if self._lease is not None and (self.task.acks_late or self._is_copy):
+        may_have_copies = self.task.acks_late or self._is_copy or self._was_late
+        if self._lease is not None and may_have_copies:
             self._lease.note_over(kind)
 
     def _child_is_to_end(self, end_reason: str = past.TERMINATED) -> None:

@@ -10,6 +10,7 @@ import pytest
 from celery_redislock import Holder
 from celery_redislock.errors import TaskReplaced
 from celery_redislock.protocol import notes
+from celery_redislock.protocol.clock import clock
 from celery_redislock.worker import request as requests
 from celery_redislock.worker.request import LockRequest
 
@@ -17,8 +18,13 @@ from celery_redislock.worker.request import LockRequest
 class Lease:
     """It knows what was noted."""
 
-    def __init__(self) -> None:
+    ttl = 30.0
+
+    def __init__(self, *args: Any) -> None:
         self.noted: list[str] = []
+
+    def child_ended(self) -> None:
+        pass
 
     def expect_end(self, end_reason: str) -> None:
         pass
@@ -31,8 +37,10 @@ class Lease:
 def request_of(monkeypatch):
     monkeypatch.setattr(requests, "is_active", lambda request: True)
     monkeypatch.setattr(requests, "terminate_child", lambda *args: None)
+    monkeypatch.setattr(requests, "ChildLease", Lease)
+    monkeypatch.setattr(requests.housekeeper, "when_gone", lambda *args, **more: None)
 
-    def request_of(acks_late: bool, is_copy: bool, **task: Any) -> Any:
+    def request_of(acks_late: bool, is_copy: bool, waited: float = 0.0, **task: Any) -> Any:
         request: Any = object.__new__(LockRequest)
         more = {
             "acks_on_failure_or_timeout": True,
@@ -42,28 +50,29 @@ def request_of(monkeypatch):
         }
         request._task = SimpleNamespace(name="t", acks_late=acks_late, **more)
         request._request_dict = {"id": "this"}
-        request._is_copy, request._lease = is_copy, Lease()
-        request.id, request.worker_pid = "this", 1
+        request._is_copy, request._received = is_copy, clock() - waited
+        request.id, request.worker_pid, request._lock_token = "this", 1, "token"
+        request._watch_child(1)
         return request
 
     return request_of
 
 
 @pytest.mark.parametrize(
-    ("acks_late", "is_copy", "expected"),
+    ("acks_late", "is_copy", "waited", "expected"),
     [
-        (False, False, []), (True, False, [notes.EXPECTS_RESULT]),
-        (False, True, [notes.EXPECTS_RESULT]),
+        (False, False, 0.5, []), (True, False, 0.5, [notes.EXPECTS_RESULT]),
+        (False, True, 0.5, [notes.EXPECTS_RESULT]), (False, False, 2.0, [notes.EXPECTS_RESULT]),
     ],
 )  # fmt: skip
 def test_copies_of_a_message_await_the_result_that_the_main_process_stores(
-    request_of, acks_late, is_copy, expected
+    request_of, acks_late, is_copy, waited, expected
 ):
-    replaced = request_of(acks_late, is_copy)
+    replaced = request_of(acks_late, is_copy, waited)
     replaced.end_child(TaskReplaced("k", Holder(task_id="newer")), 15)
     assert replaced._lease.noted == expected
 
-    timed_out = request_of(acks_late, is_copy)
+    timed_out = request_of(acks_late, is_copy, waited)
     timed_out._settle_timed_out()
     assert timed_out._lease.noted == expected
 
