@@ -15,7 +15,8 @@ local slots = {lock, unpack(KEYS, 10)}
 local lock_id, look_again, longest = unpack(ARGV, 1, 3)
 local unknown = {unpack(ARGV, 4)}
 
-local AT_ONCE = 50  -- one call looks at no more entries that gave up, or that were replaced
+local AT_ONCE = 50     -- one call looks at no more entries that gave up, or that were replaced
+local ON_ITS_WAY = 1000 -- ms that a message may take, which is not published again meanwhile
 
 local time = redis.call('TIME')
 local publishes = true
@@ -47,12 +48,14 @@ end
 -- Publish one whose time to wait is over: its policy decides what follows.
 local function give_up()
   for _, member in ipairs(redis.call('ZRANGEBYSCORE', deadlines, '-inf', now, 'LIMIT', 0, AT_ONCE)) do
-    local state = state_of(member)
+    local state, first = state_of(member), first_of(member)
     if redis.call('HEXISTS', entries, member) == 0 then
       take_out(member)
+    elseif first and first > now - ON_ITS_WAY and state.due > now then
+      redis.call('ZADD', deadlines, first + ON_ITS_WAY, member)
     elseif not passed_over[member] then
       local before = state.due  -- 0 if it waited; else its message, or an earlier one, did not come
-      if before > 0 and not first_of(member) then
+      if before > 0 and not first then
         redis.call('ZADD', sent, string.format('%.0f', before - KEPT_FOR), member)
       end
       local sending = send(member, state, before == 0 and not is_next(member))

@@ -424,6 +424,20 @@ def test_one_whose_time_is_over_and_that_is_passed_over_blocks_nobody(room: Room
     assert room.look("a").due_in >= BESIDE_WAITERS, "nor is it looked for without end"
 
 
+def test_one_whose_time_is_over_just_after_it_was_published_is_not_published_twice(
+    room: Room,
+) -> None:
+    holder = room.take("holder")
+    room.park("a", give_up=20.0)
+    room.pass_time(20 - MORE)
+    assert not room.published(room.settle(holder), "a").gives_up
+    room.pass_time(BESIDE_WAITERS - MORE)
+    look = room.look()
+    assert (look.offered, look.due_in) == (None, MORE)
+    room.pass_time(MORE)
+    assert room.published(room.look(), "a").gives_up, "its message did not come"
+
+
 def test_who_leaves_gives_up_no_more(room: Room) -> None:
     room.take("holder")
     room.park("a", give_up=20.0)
