@@ -786,7 +786,7 @@ def no_storm_of_messages(course: Course) -> None:
         most = (
             3 * messages + 2 * kept
             + _deferred(course, call) + again + _came_again(course, call)
-            + (messages + again + course.came_again(call.task_id)) * _put_off_in_outages(course)
+            + (messages + again + _copies(course, call)) * _put_off_in_outages(course)
             + _falls(course, call)
         )  # fmt: skip
         if met > most:
@@ -799,6 +799,14 @@ def _falls(course: Course, call: Call) -> int:
     """
     taken = course.taken.get(call.task_id, [0.0])
     return course.limit_falls * math.ceil((taken[-1] - taken[0]) / (2 * LIMIT_FALLS_EVERY))
+
+
+def _copies(course: Course, call: Call) -> int:
+    """How often the broker delivered a message of it once more, or of one that it follows: each
+    copy of that sends what follows.
+    """
+    before = [course.calls[each] for each in call.after if each in course.calls]
+    return course.came_again(call.task_id) + sum(_copies(course, each) for each in before)
 
 
 def _sent_by_itself(call: Call) -> list[str]:
@@ -816,7 +824,7 @@ def _deferred(course: Course, call: Call) -> int:
     one whose message "is too large for the lock server ... is deferred".
     """
     taken = course.taken.get(call.task_id, [0.0])
-    waited, messages = taken[-1] - taken[0], 1 + course.came_again(call.task_id)
+    waited, messages = taken[-1] - taken[0], 1 + _copies(course, call)
     if call.options.get("size"):
         return messages * (math.ceil(waited / min(1.0, course.plan.ttl / 3)) + 1)
     policies = {each.policy for each in course.specs_of(call)}
@@ -856,7 +864,7 @@ def _came_again(course: Course, call: Call) -> int:
     """
     runs = [run for run in course.runs if run.task_id == call.task_id]
     longest = max((_took(course, run) for run in runs), default=0.0)
-    return course.came_again(call.task_id) * (2 + _doublings(longest + 5.0))
+    return _copies(course, call) * (2 + _doublings(longest + 5.0))
 
 
 def _took(course: Course, run: Run) -> float:

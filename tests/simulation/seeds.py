@@ -33,4 +33,6 @@ FOUND = (
     "215635740 --plain",  # a place was given up twice, and the task had parked again meanwhile
     "215635298 --plain",  # a copy met the pause after its own run, and was skipped for it
     "401163 --plain",  # a run in its pause was taken for one that goes on elsewhere, and lost its result
+    "401714 --plain",  # a copy of a message that had lain in its worker ran again after a hard time limit
+    "401967 --plain",  # who gave up just after its message was sent was sent another one
 )
