@@ -22,7 +22,7 @@
 --       15 the value by which the lock is left to a message of the task; or only its opening, if its
 --       holder died: the rest stays as it is; or ""   16 its ttl in ms
 --       17 the id of an attempt whose process died: a lock that was left to it is given back too; or ""
--- Reply 1 given back, or left | 0 not ours any more, or a newer run is to have it; or, if the room is not empty, or 11 is given:
+-- Reply 1 given back, left, or taken out of the room | 0 not ours any more, or a newer run is to have it; or, if the room is not empty, or 11 is given:
 --       {the same, ms until the next look at the room, and the entry to publish, if any: see room.lua}
 
 local lock, waiters, wake, done_note, counter, room, rooms, entries, deadlines, sent, ended = unpack(KEYS)
@@ -130,9 +130,14 @@ if (heir or '') ~= '' then
   return slot and 1 or 0
 end
 
-local leaves = (leaver or '') ~= ''
+local leaves, left = (leaver or '') ~= '', nil
 if leaves then
-  leave(leaver, leavers_id, receipt)
+  left = leave(leaver, leavers_id, receipt)
+  leaves_note = leaves_note and left
+  if leaves_note then
+    -- The caller stores its result. If the caller dies before, a worker that looks after the room does.
+    redis.call('HSET', ended, leavers_id, ended_text('', left, now))
+  end
 end
 
 local rest = 0
@@ -158,9 +163,9 @@ if slot and rest <= 0 and not offered and someone_waits() and may_go('') then
   let_waiter_in(slot, reserve_for)
 end
 
-local reply = slot and 1 or 0
+local reply = (slot or left) and 1 or 0
 if has_room or leaves then
-  reply = {reply, set_due(), unpack(offered or {})}
+  reply = {reply, set_due(leaves_note and left and now + KEPT_FOR), unpack(offered or {})}
 end
 
 -- Do this last: a server without memory allows it only after a write that frees memory.

@@ -140,9 +140,13 @@ def _publish_one(
             return None
         locks, (task_id, nesting, attempt) = app_locks(app), parts_of(entry_id)
         claim = Claim(keys, new_token(), ttl, "", task_id, attempt, nesting, locks.done_ttl)
-        # A message that was published before may yet come.
-        leaves = Release(notes.lasting(notes.ENDED), always=True, leaves=offered.place)
-        return locks.server.run(settle(claim, leaves))
+        # A message that was published before may yet come; and its task may have parked again.
+        place = offered.place._replace(receipt="")
+        leaves = Release(notes.lasting(notes.ENDED), always=True, leaves=place)
+        settled = locks.server.run(settle(claim, leaves))
+        if settled.ours:  # else a newer call has its place, or it runs
+            end_replaced(app, keys, ttl, entry_id, offered.entry, "", again=True)
+        return settled
     except SoftTimeLimitExceeded:
         raise  # it is the limit of the task that released
     except (NotOurs, CorruptEntry) as exc:
@@ -159,17 +163,14 @@ def _publish_one(
 
 
 def _send(app: Any, keys: LockKeys, offered: Offered) -> bool:
-    """Publish the message. False if there is no need: its task has ended."""
+    """Publish the message. False if there is no need: its task has ended, or expired."""
     entry = Entry.load(offered.entry)
     waiter = _believed(app, keys, entry, entry.load_for(app))
-    task, args, kwargs, options, own = waiter
+    _, args, kwargs, options, own = waiter
     if offered.since and _has_ended(waiter, entry):
         logger.info("redislock: %s[%s] has ended elsewhere", entry.task, entry.task_id)
         return False
     if has_passed(options.get("expires")):
-        suspended = own.get("suspended")
-        why = while_suspended(suspended) if suspended else _outage_at(app, options["expires"])
-        end_expired(task, keys, entry.request(args, kwargs, options), own.get("label"), why)
         return False
     waiter.check_route()
     header = {**own, "gave_up": offered.gives_up, "arrived": offered.arrived}
@@ -304,9 +305,9 @@ def end_replaced(
     again: bool = False,
 ) -> None:
     """Store the result of a task that was replaced in the room by the task with the id `successor`,
-    or dropped from it by an operator: "". Nobody else does: neither a copy of its message, nor
-    another process for the next `rooms.ENDED_AGAIN` seconds. An error is logged, and a worker that
-    looks after the rooms tries again.
+    or dropped from it by an operator, or has expired there: "". Nobody else does: neither a copy of
+    its message, nor another process for the next `rooms.ENDED_AGAIN` seconds. An error is logged,
+    and a worker that looks after the rooms tries again.
 
     `unknown` allows a task that the app does not know; else that is left to other workers. `again`:
     another process may have stored the result, and has died or is late.
@@ -345,6 +346,11 @@ def _store_replaced(
     if again and _has_ended(waiter, entry):
         return True
     task, args, kwargs, options, own = waiter
+    if not successor and has_passed(options.get("expires")):
+        suspended = own.get("suspended")
+        why = while_suspended(suspended) if suspended else _outage_at(app, options["expires"])
+        end_expired(task, keys, entry.request(args, kwargs, options), own.get("label"), why)
+        return True
     # What an operator dropped may have had the lock itself, reserved: nobody replaces it.
     is_replaced = successor not in ("", entry.task_id)
     by = Holder(task=entry.task, task_id=successor) if is_replaced else None

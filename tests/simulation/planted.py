@@ -367,8 +367,8 @@ OWN: dict[str, Fault] = {
         needs=_SENT_ONCE, faults=False,
     ),
     "what expired in a room keeps its place": _at(
-        "tasks/room.py", "        return locks.server.run(settle(claim, leaves))",
-        "        return None",
+        "tasks/room.py", "settled = locks.server.run(settle(claim, leaves))",
+        "settled = Settled(True)",
         needs=_expires_in_a_room,
     ),
     "what is put off is taken for expired": _at(

@@ -35,4 +35,5 @@ FOUND = (
     "401163 --plain",  # a run in its pause was taken for one that goes on elsewhere, and lost its result
     "401714 --plain",  # a copy of a message that had lain in its worker ran again after a hard time limit
     "401967 --plain",  # who gave up just after its message was sent was sent another one
+    "401950 --plain",  # a call that expired in its slot was replaced there meanwhile, and ended twice
 )

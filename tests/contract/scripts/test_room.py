@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_redislock.protocol import calls, holders
+from celery_redislock.protocol import calls, holders, notes
 from celery_redislock.protocol.claims import (
     Acquired,
     Busy,
@@ -17,6 +17,7 @@ from celery_redislock.protocol.claims import (
     Free,
     Full,
     Parked,
+    Place,
     Reserved,
     Settled,
     to_ms,
@@ -461,6 +462,29 @@ def test_one_that_comes_and_waits_on_is_due_as_ever_and_gives_up_in_its_time(roo
     assert room.published(room.look(), "a").gives_up
     assert isinstance(room.parks("a", give_up=20.0), Parked)
     assert room.due_in <= 0, "not only after the pause that follows a publication"
+
+
+def test_what_is_over_leaves_the_room_once_and_its_result_is_seen_to(room: Room) -> None:
+    room.take("holder")
+    room.park("over", "b")
+    place, over = Place(room.entry_id("over"), room.entry_id("over")), notes.lasting(notes.ENDED)
+
+    assert room.settle(room.claim("over"), note=over, always=True, leaves=place).ours
+
+    assert room.waiting == ["b"]
+    assert not room.settle(room.claim("over"), note=over, always=True, leaves=place).ours
+    assert room.look().ended == {}, "by who took it out"
+    room.pass_time(KEPT)
+    assert room.look().ended == {room.entry_id("over"): ("", room.entry("over"))}
+    assert isinstance(room.store.run(calls.acquire(room.claim("over"))), Done)
+
+
+def test_what_is_not_in_the_room_any_more_is_not_over_by_that(room: Room) -> None:
+    """It has its lock by now, for one."""
+    place, over = Place(room.entry_id("runs"), room.entry_id("runs")), notes.lasting(notes.ENDED)
+    room.settle(room.take("runs"))
+    assert not room.settle(room.claim("runs"), note=over, always=True, leaves=place).ours
+    room.take("runs")
 
 
 # -- places -----------------------------------------------------------------------------------
