@@ -739,7 +739,9 @@ def _free_after(course: Course, run: Run) -> float:
     ended = course.now if run.ended is None else run.ended
     if run.task_id not in course.calls:  # outside of tasks there are no pauses
         return ended
-    return max(ended + max(tasks.PAUSE, run.paused, _kept_in_vain(course, run)), run.began + tasks.MIN_HOLD)
+    return max(
+        ended + max(tasks.PAUSE, run.paused, _kept_in_vain(course, run)), run.began + tasks.MIN_HOLD
+    )
 
 
 def _kept_in_vain(course: Course, run: Run) -> float:

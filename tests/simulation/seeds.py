@@ -30,10 +30,8 @@ FOUND = (
     "313 --plain --faults no --suspensions no --with 'shut down cold'",
     "101117 --plain",  # a task that was dropped, and had its lock reserved, was replaced by itself
     "31071 --plain --faults no --suspensions yes",  # a copy ran again after a hard time limit
-    "215635740 --plain",  # a place was given up twice, and the task had parked again meanwhile
     "215635298 --plain",  # a copy met the pause after its own run, and was skipped for it
-    "401163 --plain",  # a run in its pause was taken for one that goes on elsewhere, and lost its result
-    "401714 --plain",  # a copy of a message that had lain in its worker ran again after a hard time limit
+    "401163 --plain",  # a run in its pause was taken for one that goes on elsewhere
+    "401714 --plain",  # a copy of what had lain in its worker ran again after a time limit
     "401967 --plain",  # who gave up just after its message was sent was sent another one
-    "401950 --plain",  # a call that expired in its slot was replaced there meanwhile, and ended twice
 )
