@@ -5,6 +5,7 @@ judges what the witnesses saw. None of them knows how the package does it.
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Callable
 
@@ -232,16 +233,13 @@ def _may_be_lost(course: Course, call: Call) -> bool:
 
 
 def _is_behind_a_reservation(course: Course, call: Call) -> bool:
-    """options.md, "`lock_queued_ttl`": "how long a message that was lost keeps its lock"; also one
-    that a dead worker had, and in an outage.
+    """options.md, "`lock_queued_ttl`": "how long a message that was lost keeps its lock". What is
+    wrong with the call for which it is reserved is said of that one.
     """
-    lost = course.at_broker() | set(course.killed)
-    return _outage(course) and any(
-        other.key == call.key
-        and other.task_id in lost
-        and _options(course, other) & {"queued", "both", "publish"}
-        for other in course.calls.values()
-    )
+    look = course.server.look
+    values = [look.get(each) for each in look.keys(f"*:lock*:{call.key}")]
+    ids = [json.loads(value)["task_id"] for value in values if value and '"queued":true' in value]
+    return any(course.end_of(course.calls[each]) is None for each in ids if each in course.calls)
 
 
 def _was_forgotten(course: Course, call: Call) -> bool:
