@@ -462,7 +462,8 @@ def one_message_of_a_call_is_in_the_queue(course: Course) -> None:
         if not is_one:
             continue
         begins = [run.began for run in course.runs if run.task_id == one.task_id]
-        is_there = one.sent + TICK < call.sent < min([*begins, course.now]) - TICK
+        ends = [at for at, state, _ in course.states.get(one.task_id, []) if state in FINAL]
+        is_there = one.sent + TICK < call.sent < min([*begins, *ends, course.now]) - TICK
         if is_there and call.key not in outside:
             course.failed("one message", f"{call.name} is sent beside {one.name}")
 
