@@ -270,7 +270,7 @@ def deferrals_grow_and_end(course: Course) -> None:
         return
     for call in course.calls.values():
         taken = course.taken.get(call.task_id, [])
-        if call.does or call.options or not taken:
+        if call.does or call.options or not taken or course.came_again(call.task_id):
             continue
         for i, (one, other) in enumerate(pairwise(taken)):
             least = min(tasks.DELAY * 2**i, 8.0) - TICK

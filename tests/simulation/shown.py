@@ -48,7 +48,7 @@ def a_loss_is_one(course: Course) -> None:
     server": what is held is still extended on a full one. guarantees.md, "Code that holds the GIL":
     "In prefork the main process keeps the lock alive", so also that of a child that is stopped.
     """
-    if _happened(course, *UNREACHABLE) or _was_broken(course):
+    if _happened(course, *UNREACHABLE, "server's clock") or _was_broken(course):
         return
     for at, record in _lines(course, "LOST"):
         course.failed("a loss is one", f"{at:.3f} s: {record.getMessage()}")
@@ -173,6 +173,7 @@ def what_expires_does_so_in_its_time(course: Course) -> None:
         return
     for call in course.calls.values():
         defers = call.spec.policy.startswith("defer") or call.spec.option in ("late", "held")
+        defers |= "size" in call.options
         early = 10.0 if defers or call.does else TICK
         for at, _, result in course.states.get(call.task_id, []):
             if _is_expiry(result) and at < call.sent + call.options.get("expires", 0.0) - early:
