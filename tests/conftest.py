@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.support import sharing
 from tests.support.clusters import ClusterSet
+from tests.support.ending import end_all_with_this_process
 from tests.support.journal import Journal
 from tests.support.rights import as_user, cluster_rights, denials, grant
 from tests.support.servers import (
@@ -67,6 +68,10 @@ LONG = (
     "behaviour/",
     "project/",
 )
+
+
+def pytest_configure() -> None:
+    end_all_with_this_process()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,9 +15,10 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from celery_redislock import LockLost, RedisLock
+from tests.support import ending
 from tests.support.servers import Proxy
 from tests.support.waiting import eventually, never
-from tests.support.workers import ROOT
+from tests.support.workers import ROOT, is_running
 
 LOST = (redis.ConnectionError, redis.TimeoutError)
 
@@ -119,6 +121,42 @@ def test_fences_go_on_rising_if_the_clock_steps_back(own_redis, label):
     assert mine.acquire(timeout=0)
     assert mine.fence > fence + 3_500_000_000
     mine.release()
+
+
+# -- the end of a run -------------------------------------------------------------------------
+
+RUN = """
+import resource, subprocess, time
+
+from tests.support import ending
+from tests.support.servers import RedisServer
+
+most = resource.getrlimit(resource.RLIMIT_MSGQUEUE)[1]
+resource.setrlimit(resource.RLIMIT_MSGQUEUE, (most, most))  # a run of its own
+ending.end_all_with_this_process()
+command = ["sh", "-c", "sleep 60 >&2 & echo $!"]
+sleep = subprocess.run(command, start_new_session=True, env={}, stdout=subprocess.PIPE)
+print(RedisServer().start().pid, int(sleep.stdout), flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no mark")
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL], ids=lambda each: each.name)
+def test_what_a_run_has_started_ends_with_it_whatever_ended_it(signum):
+    assert ending.is_marked(), "so it is with this run"
+    command = [sys.executable, "-c", RUN]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        server, orphan = map(int, run.stdout.readline().split())
+        assert is_running(server)
+        assert is_running(orphan)
+
+        run.send_signal(signum)
+
+        assert run.wait(10) == -signum
+    eventually(lambda: not is_running(server), "the server has ended")
+    eventually(lambda: not is_running(orphan), "so has what had lost its parent")
 
 
 # -- CI's second look -------------------------------------------------------------------------

@@ -6,6 +6,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from tests.support.ending import end_all_with_this_process
+
 from . import harness
 from .failovers import Failovers
 from .faults.cases import Faults
@@ -60,6 +62,7 @@ def model(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    end_all_with_this_process()
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.default_int_handler)  # also where a shell had it ignored
     try:
