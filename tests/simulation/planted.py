@@ -341,7 +341,9 @@ OWN: dict[str, Fault] = {
         "tasks/act.py",
         "if outcome is not Outcome.RAISED or facts.acks_failures:\n        note_end(",
         "if False:\n        note_end(",
-        needs=_both(_COPIES, _tasks("skip", "raise")), faults=True,
+        needs=_both(
+            _COPIES, _tasks("queue_limited", "wait_bounded", "queue_bounded", "defer_bounded")
+        ), faults=True,
     ),
     "an attempt that was retried leaves no note": _at(
         "tasks/body.py",

@@ -140,10 +140,29 @@ def _may_be_met(course: Course, other: Call, call: Call, came: float, ended: flo
     return not is_suspended or other.spec.option in ("both", "publish", "queued")
 
 
-def _died_before(course: Course, call: Call) -> bool:
-    """Whether it died, or what it comes after: Celery ends all of a chain then."""
+def _may_begin_again(course: Course, call: Call) -> bool:
+    """Whether it replaced itself; or died after its body, or by Celery's word; or what it follows
+    died: Celery ends all of a chain then.
+    """
+    if call.does[:1] == ["replace"]:
+        return True
+    died = {
+        str(result.get("exc_type")) if isinstance(result, dict) else ""
+        for _, _, result in course.states.get(call.task_id, [])
+    } & {"WorkerLostError", "TimeLimitExceeded"}
+    if call.task_id in course.killed and (died or _began_before_its_end(course, call)):
+        return True
+    return any(_is_dead(course, course.calls[each]) for each in call.after if each in course.calls)
+
+
+def _began_before_its_end(course: Course, call: Call) -> bool:
+    end = min(at for at, state, _ in course.states[call.task_id] if state in FINAL)
+    return any(run.task_id == call.task_id and run.began <= end for run in course.runs)
+
+
+def _is_dead(course: Course, call: Call) -> bool:
     return call.task_id in course.killed or any(
-        _died_before(course, course.calls[each]) for each in call.after if each in course.calls
+        _is_dead(course, course.calls[each]) for each in call.after if each in course.calls
     )
 
 
@@ -161,7 +180,7 @@ def what_has_ended_does_not_run(course: Course) -> None:
         ends = [at for at, state, _ in course.states.get(call.task_id, []) if state in FINAL]
         met = course.met.get(call.task_id, ())
         is_twice = any(at <= broke <= at + 1.0 + TICK for at in met for broke in lost)
-        if not ends or is_twice or _died_before(course, call) or call.does[:1] == ["replace"]:
+        if not ends or is_twice or _may_begin_again(course, call):
             continue
         for run in course.runs:
             if run.task_id == call.task_id and run.began > ends[0] + TICK:
