@@ -12,12 +12,12 @@ PYTEST := python -m pytest $(SIDE_BY_SIDE)
 
 # The versions that CI and a newcomer get, whatever has been released since: `make lock`.
 LOCKED := -c constraints.txt
-GROUPS := demo servers docs test faults coverage foreign dist lint lock
+GROUPS := demo servers docs test coverage foreign dist lint lock
 
 # The tests start processes by the hundred: let what they import be compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo check check-tests simulate test coverage proofs bench lint format test-stalls test-lowest test-pythons test-servers test-containers test-celery test-foreign pictures docs dist lock debian clean
+.PHONY: help demo check check-tests simulate test coverage proofs bench lint format test-stalls test-lowest test-pythons test-servers test-containers test-celery pictures docs dist lock debian clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -65,11 +65,7 @@ coverage: .venv/coverage  ## what the suite runs of the package, in workers and 
 	.venv/bin/python -m coverage html -q -d build/coverage
 	.venv/bin/python -m coverage report
 
-.venv/faults: .venv/made
-	.venv/bin/pip install -q --group faults $(LOCKED)
-	@touch $@
-
-proofs: .venv/faults  ## every fault on every broker and pool, and split networks, 40 minutes; ARGS=--help: all proofs
+proofs: .venv/made  ## every fault on every broker and pool, and split networks, 40 minutes; ARGS=--help: all proofs
 	.venv/bin/python -m tests.proofs $(ARGS)
 
 .venv-bench/made: pyproject.toml constraints.txt bench/peers.txt
@@ -139,9 +135,6 @@ test-containers: .venv/made  ## the compose file, its page and workers in contai
 
 test-celery: .venv-foreign/made  ## Celery's own tests, plain and with every task guarded, compared; ARGS=--help
 	.venv-foreign/bin/python -m tests.foreign celery $(ARGS)
-
-test-foreign: .venv-foreign/made  ## redis-py's own tests of its locks, on ours; ARGS=--help
-	.venv-foreign/bin/python -m tests.foreign redis-py $(ARGS)
 
 test-pythons: $(PYTHONS:%=.venv-%/made)  ## the suite on every supported Python
 	@for v in $(PYTHONS); do echo "== Python $$v"; .venv-$$v/bin/$(PYTEST) $(ARGS) || exit 1; done

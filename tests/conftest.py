@@ -43,14 +43,13 @@ settings.load_profile("patient")
 #: Where a file runs for a minute and more, the longest first: a file's tests run one after another,
 #: and whoever begins such a file last keeps all others waiting.
 LONG = (
+    "proofs/faults/test_short",
     "behaviour/test_rooms",
     "behaviour/test_releases",
     "behaviour/test_ends",
-    "proofs/faults/test_short_ends",
     "contract/servers/test_async_server",
     "behaviour/test_retries",
     "contract/worker/test_notes",
-    "proofs/faults/test_short_",
     "behaviour/test_scopes",
     "behaviour/platforms/",
     "behaviour/ops/web/test_page",

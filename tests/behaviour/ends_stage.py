@@ -215,15 +215,6 @@ class Scene:
         assert self.room.ids() == [each.id for each in room]
         return entry
 
-    def said(self, which: str, *words: str) -> str:
-        """The worker's log has a line with these words."""
-
-        def lines() -> list[str]:
-            log = self.stage.worker(which).log().splitlines()
-            return [line for line in log if all(word in line for word in words)]
-
-        return eventually(lines, f"{which} says {words}")[0]
-
     def follows(self, y: Result[Any], since: float, within: float = SOON) -> None:
         """Y starts soon after that, and ends."""
         in_time(within, since, self.started(y).at)
@@ -251,10 +242,6 @@ class Kept(Scene):
         """Let X hold it. `behind` is what the one behind X does."""
         raise NotImplementedError
 
-    def vanishes(self, taken: contextlib.AbstractContextManager[None]) -> Result[Any]:
-        """Let X hold it, and have its message taken by one who dies."""
-        raise NotImplementedError
-
     def runs(self, x: Result[Any]) -> Entry:
         return self.runs_under_lock(x, *self.others)
 
@@ -271,32 +258,18 @@ class Placed(Kept):
 
     is_place = True
 
-    def _park(self, name: str, how: str | float, behind: str | float, **options: Any) -> Any:
-        self._holder = self.hold()
+    def bring(
+        self, name: str, how: str | float = 0.0, behind: str | float = 0.0, **options: Any
+    ) -> Result[Any]:
+        holder = self.hold()
         x = self.send(name, how, here=True, **options)
         self.stage.broker.rpoplpush(self.queue, self.stage.base)  # the old worker parks it
         eventually(lambda: self.room.ids() == [x.id], "X waits")
         self.others = [self.send("job", behind)]
         eventually(lambda: self.room.ids() == [x.id, self.others[0].id], "Y waits behind it")
-        return x
-
-    def _publish(self) -> None:
         self.published_at = time.monotonic()
-        self.let_go(self._holder)
+        self.let_go(holder)
         eventually(self.messages, "X's message is published")
-
-    def bring(
-        self, name: str, how: str | float = 0.0, behind: str | float = 0.0, **options: Any
-    ) -> Result[Any]:
-        x = self._park(name, how, behind, **options)
-        self._publish()
-        return x
-
-    def vanishes(self, taken: contextlib.AbstractContextManager[None]) -> Result[Any]:
-        x = self._park("job", 0.0, 0.0)
-        with taken:
-            self.let_go(self._holder)
-            eventually(lambda: self.stage.locks.exists(self.keys.sent), "X is published")
         return x
 
     def runs(self, x: Result[Any]) -> Entry:
@@ -331,20 +304,13 @@ class Placed(Kept):
 class Reserved(Kept):
     """X's lock is reserved since it was sent."""
 
-    def _reserve(self, prefix: str, name: str, how: str | float, **options: Any) -> Result[Any]:
-        self._name = f"reserved_{name}"
-        x = self.send(f"{prefix}_{name}", how, here=True, **options)
-        assert self.holds(x, queued=True)
-        return x
-
     def bring(
         self, name: str, how: str | float = 0.0, behind: str | float = 0.0, **options: Any
     ) -> Result[Any]:
-        return self._reserve("reserved", name, how, **options)
-
-    def vanishes(self, taken: contextlib.AbstractContextManager[None]) -> Result[Any]:
-        with taken:
-            return self._reserve("brief", "job", 0.0)
+        self._name = f"reserved_{name}"
+        x = self.send(self._name, how, here=True, **options)
+        assert self.holds(x, queued=True)
+        return x
 
     def over(self, x: Result[Any], since: float, within: float = SOON) -> None:
         """The lock is free, and the next call is sent. Nobody takes its message."""

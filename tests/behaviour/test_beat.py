@@ -100,19 +100,6 @@ def test_a_job_that_hangs_is_noticed(worker, start_beats, journal, label):
     assert ("INFO", holder) in said(), "and not at once"
 
 
-def test_a_tick_that_is_refused_when_it_is_is_one_line(start_beats, queue, label):
-    """With `on_queued_conflict="raise"`: nobody in beat would catch the error."""
-    (beat,) = start_beats("unique_or_raise", 0.4, 0.0, 1, queue)
-
-    def refused():
-        return re.findall(r"not sent: \S+ is held by unique_or_raise\[(\S+)\]", beat.log())
-
-    eventually(lambda: len(refused()) >= 3, "ticks are refused, as the first one waits", 60)
-    assert len({*refused()}) == 1
-    assert "Traceback" not in beat.log()
-    assert "Message Error" not in beat.log()
-
-
 def test_ticks_that_end_in_an_outage_of_the_lock_server_are_an_error_once_and_name_the_cause(
     start_worker, start_beats, own_redis, queue, journal, label
 ):

@@ -7,7 +7,6 @@ from celery import Celery
 
 from celery_redislock import RedisLock, SingletonTask, current_lock
 from tests.support.servers import RedisServer
-from tests.support.waiting import eventually
 
 
 def holds() -> bool:
@@ -44,24 +43,3 @@ def test_a_lock_that_is_held_is_given_back_where_it_was_taken(app, second, redis
         assert not old.exists(held.key)
         assert other.release()
         assert not new.exists(other.key)
-
-
-def test_no_connection_to_the_old_server_stays(app, second, own_redis, label):
-    app.conf.redislock_url = f"{own_redis.url}/0"
-    with own_redis.client() as old:
-        with RedisLock(app, label):
-            pass
-        app.conf.redislock_url = f"{second.url}/0"
-        with RedisLock(app, label):
-            eventually(lambda: len(old.client_list()) == 1, "only who asks is left")
-
-
-def test_eager_calls_take_locks_and_none_as_the_settings_say(app):
-    task = app.tasks["holds"]
-    assert task.apply().get() is False
-    app.conf.redislock_eager = True
-    assert task.apply().get() is True
-    app.conf.redislock_enabled = False
-    assert task.apply().get() is False
-    app.conf.update(redislock_enabled=True)
-    assert task.apply().get() is True

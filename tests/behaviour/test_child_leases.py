@@ -73,24 +73,6 @@ def test_a_stopped_child_is_told_when_its_lock_is_lost(start, stop, client, lock
     assert client.getdel(key) == "thief", "what is not ours is neither extended nor deleted"
 
 
-def test_the_lock_of_a_stopped_child_that_was_broken_stays_broken(start, stop, client, locks_of):
-    """The main process takes no lock again: it cannot know whether the child released it."""
-    result, entry = start("watches_lock", 15.0)
-    (key,) = locks_of(result.id)
-    stop(entry.pid)
-    client.delete(key)
-    never(lambda: client.exists(key), "it was taken again", 1.5)
-
-
-def test_the_lock_of_a_stopped_child_that_is_killed_is_free_at_once(start, stop, client, locks_of):
-    result, entry = start("long_ttl", 30.0)
-    (key,) = locks_of(result.id)
-    stop(entry.pid)
-    os.kill(entry.pid, signal.SIGKILL)
-    eventually(lambda: not client.exists(key), "the lock is free long before its ttl", 15)
-    never(lambda: client.exists(key), "it was revived", 1.0)
-
-
 def test_a_stopped_child_holds_no_longer_than_it_may(start, stop, locks_of):
     result, entry = start("max_hold", 15.0)
     stop(entry.pid)

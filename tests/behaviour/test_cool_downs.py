@@ -7,9 +7,8 @@ import time
 import pytest
 
 from celery_redislock import ConfigError, SingletonTask, TaskSkipped
-from tests.behaviour.apps.house import TASKS, house
+from tests.behaviour.apps.house import house
 from tests.behaviour.conftest import HOUSE
-from tests.support.waiting import eventually
 
 QUEUE = "cool-downs"
 
@@ -24,37 +23,6 @@ def app(conf, redis_server):
     """The worker's app, to be asked who has a lock."""
     with house({**conf, "redislock_url": f"{redis_server.url}/0"}) as app:
         yield app
-
-
-@pytest.mark.parametrize("name", ["cools_queue", "cools_two_queue"])
-def test_the_next_one_starts_when_the_pause_ends(send, journal, label, name):
-    """If nobody woke it, it would start two seconds later and more."""
-    holders = TASKS[name].get("lock_limit", 1)
-    sent = [send(name, label, 0.5) for _ in range(holders)]
-    eventually(lambda: journal.count(label, "start") == holders, "the first run")
-    sent.append(send(name, label, 0.0))
-
-    assert all(result.get(timeout=20) for result in sent)
-    # By the server's clock.
-    acquired = sorted(entry.data["fence"] / 1e6 for entry in journal.read(label, "start"))
-    late = acquired[holders] - acquired[0] - TASKS[name]["lock_min_hold"]
-    assert -0.001 <= late < 1
-
-
-def test_the_next_one_waits_for_the_end_of_a_pause_after_the_run(send, journal, label):
-    send("pauses_queue", label, "fail")
-    eventually(lambda: journal.count(label, "start"), "the first run")
-    assert send("pauses_queue", label).get(timeout=20) == label
-    # The pause begins a little after the body's end was noted.
-    gap = journal.read(label, "start")[1].at - journal.read(label, "end")[0].at
-    assert gap >= 1.5 - 0.01
-
-
-@pytest.mark.parametrize(("name", "how"), [("pauses_queue", "0"), ("pauses_as_asked", "fail")])
-def test_after_an_end_for_which_no_pause_was_set_the_lock_is_free(send, label, locks_of, name, how):
-    first = send(name, label, how)
-    first.get(timeout=20, propagate=False)
-    assert not locks_of(first.id)
 
 
 def test_a_call_in_a_pause_is_told_apart_from_one_that_met_a_run(
@@ -84,15 +52,6 @@ def test_a_pause_outlives_its_retry(send, journal, app, label):
     assert (holder.cooling_down, holder.attempt) == (True, 1)
     assert holder.ttl + time.monotonic() - ended[0].at == pytest.approx(60, abs=1)
     assert task.break_lock(label)
-
-
-def test_the_lock_of_a_run_whose_retry_has_another_lock_is_paused(send, app, label):
-    first = send("pauses_and_skips", label, "pause long and retry elsewhere")
-    assert first.get(timeout=20) == f"{label} elsewhere"
-    with pytest.raises(TaskSkipped) as skipped:
-        send("pauses_and_skips", label).get(timeout=20)
-    assert skipped.value.holder.cooling_down
-    assert app.tasks["pauses_and_skips"].break_lock(label)
 
 
 @pytest.mark.parametrize("seconds", ["60", -1, None, float("nan")])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import signal
 import time
 
 import pytest
@@ -54,39 +53,3 @@ def test_of_a_burst_the_last_runs_when_it_is_quiet_and_the_others_name_their_suc
             replaced.get(timeout=10)
         assert caught.value.holder.task_id == successor.id
     eventually(room.is_empty, "nothing waits")
-
-
-@pytest.mark.parametrize("task", ["debounced", "coalesced"])
-def test_of_calls_in_a_row_the_last_runs(send, journal, label, task):
-    """The pool processes ask in any order; the worker got the messages in this one."""
-    names = [f"{label}-{number}" for number in range(8)]
-    bursts = [[send(task, name, 0.0) for _ in range(3)] for name in names]
-    eventually(lambda: all(each.ready() for burst in bursts for each in burst), "all end", 60)
-    ran = [[task_id for task_id, _ in starts(journal, name)] for name in names]
-    assert all(burst[-1].id in each for each, burst in zip(ran, bursts, strict=True))
-    if task == "debounced":  # a machine that stands still for a second makes two bursts of one
-        assert sum(len(each) == 1 for each in ran) > 3
-
-
-def test_a_retry_does_not_wait_for_quiet(send, journal, label):
-    results = [
-        send("debounced_retries", f"{label}-{n}", 0.0, kwargs={"times": 1}) for n in range(3)
-    ]
-    assert [result.get(timeout=20) for result in results] == [1] * 3
-    runs = [starts(journal, f"{label}-{n}") for n in range(3)]
-    assert min(second - first for (_, first), (_, second) in runs) < QUIET
-
-
-def test_a_call_whose_place_has_vanished_runs(
-    start_worker, sender, client, keys, room, label, queue
-):
-    """Another worker published its message, and then somebody emptied Redis."""
-    worker = start_worker(queues=queue, concurrency=1)
-    result = sender.send_task("debounced", [label, 0.0], queue=queue)
-    eventually(lambda: room.ids() == [result.id], "it waits")
-    worker.signal(signal.SIGSTOP)
-    eventually(lambda: client.exists(keys.sent), "it is published")
-    client.delete(keys.room, keys.entries, keys.sent)
-    client.zrem(keys.rooms, keys.lock_id)  # the bucket's, with other tests' rooms
-    worker.signal(signal.SIGCONT)
-    assert result.get(timeout=20)[0] == label

@@ -227,57 +227,6 @@ def test_a_setting_of_the_wrong_type_is_a_finding(check, settings, number, what)
     assert re.search(what, said), said
 
 
-WITH_DATABASE = """
-DATABASES = {{"default": {{"ENGINE": "django.db.backends.sqlite3", "NAME": "{}"}}}}
-INSTALLED_APPS = ["django.contrib.contenttypes", "celery_redislock.django", "proj"]
-"""
-
-
-@pytest.mark.parametrize(
-    "asking",
-    [
-        "LIMIT = ContentType.objects.get(pk=0).pk",
-        dedent(
-            """
-            try:
-                LIMIT = ContentType.objects.get().pk
-            except Exception as exc:
-                raise RuntimeError("no limit is known") from exc
-            """
-        ),
-    ],
-)
-def test_tasks_that_ask_the_database_at_import_do_not_keep_it_from_being_made(
-    check, tmp_path, asking
-):
-    tasks = f"from django.contrib.contenttypes.models import ContentType\n{asking}\n"
-    settings = WITH_DATABASE.format(tmp_path / "new.sqlite3")
-    status, ids, said = check(tasks, settings)
-    assert (status, ids) == (0, ["redislock.W009"]), said
-    for command in ("makemigrations", "migrate"):
-        done = python("-m", "django", command)
-        assert done.returncode == 0, done.stderr
-    assert check(tasks, settings)[0] == 0
-
-
-def test_the_check_names_tasks_that_lack_what_celery_gives_in_django(check):
-    status, ids, said = check(
-        """
-        from celery_redislock import SingletonTask
-
-        @shared_task(base=SingletonTask)
-        def plain(): ...
-
-        @shared_task
-        def other(): ...
-        """,
-        "CELERY_REDISLOCK_TASKS = {'proj.tasks.other': {}}",
-    )
-    assert (status, ids) == (0, ["redislock.W011"]), said
-    assert "base is not LockedTask: proj.tasks.plain\n" in said
-    assert "base=LockedTask" in said
-
-
 DJANGOS = "django.core.cache.backends.redis.RedisCache"
 OTHERS = "django_redis.cache.RedisCache"  # nobody imports it: no cache is used
 
@@ -314,24 +263,6 @@ def test_the_check_warns_of_a_cache_in_the_database_of_the_locks(check, backend,
     )
     assert ids == (["redislock.W010"] if shared else []), said
     assert ("Django's cache pages: its clear() flushes it" in said) is shared
-
-
-def test_a_worker_and_doctor_warn_of_a_cache_in_the_database_of_the_locks(check, redis_server):
-    cache = {"BACKEND": DJANGOS, "LOCATION": f"{redis_server.url}/{DB}"}
-    urls = "CELERY_BROKER_URL = CELERY_RESULT_BACKEND = CELERY_REDISLOCK_URL"
-    check(settings=f"{urls} = '{redis_server.url}/{DB}'\nCACHES = {{'default': {cache}}}")
-    warning = "the locks are in the database of Django's cache default"
-    command = [sys.executable, "-m", "celery", "-A", "proj"]
-    assert warning in " ".join(python(*command[1:], "redislock", "doctor").stdout.split())
-    with subprocess.Popen(
-        [*command, "worker", "-P", "solo", "-l", "WARNING"],
-        cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    ) as worker:  # fmt: skip
-        assert worker.stderr is not None
-        try:
-            assert any(warning in line for line in worker.stderr)
-        finally:
-            worker.kill()
 
 
 def test_the_check_says_that_tasks_cannot_be_loaded_or_that_there_is_no_app(check):
@@ -502,22 +433,6 @@ def test_an_admin_that_gives_more_arguments_is_accepted(check_admin):
     assert ids == [], said
 
 
-@pytest.mark.parametrize(
-    ("task", "tasks", "settings"),
-    [
-        ("sync", "", "CELERY_REDISLOCK_TTL = '30s'"),
-        ("other", "", "CELERY_REDISLOCK_TLL = 30"),
-        ("other", "@shared_task(base=LockedTask, lock_kee=[])\ndef other(a): ...", ""),
-    ],
-)
-def test_a_wrong_option_or_setting_is_not_said_again_of_the_admin(
-    check_admin, task, tasks, settings
-):
-    tasks = tasks or "@shared_task(base=LockedTask)\ndef other(a): ..."
-    ids, said = check_admin(task, tasks, settings)
-    assert ids == ["redislock.E001"], said
-
-
 # -- the page of locks ------------------------------------------------------------------------
 
 USERS = """
@@ -602,36 +517,3 @@ def test_a_user_who_logs_out_sees_no_more(sessions):
         logout += "Session.objects.all().delete()\n"
         assert python("-c", logout).returncode == 0
         assert httpx.get(f"{url}/locks/api/changes", headers=staff).status_code == 401
-
-
-PERMISSION = """
-import asyncio
-import django; django.setup()
-import httpx
-from django.contrib.auth.models import Permission, User
-from celery_redislock.django import locks_page
-from shop.celery import app
-
-guest = User.objects.get(username="guest")
-guest.user_permissions.add(Permission.objects.get(codename="view_product"))
-page = locks_page(app, permission="shop.view_product", login_url="/elsewhere")
-
-async def ask(*cookies):
-    transport = httpx.ASGITransport(page)
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-        for cookie in cookies:
-            answer = await client.get("/", headers={"Cookie": cookie})
-            print(answer.status_code, answer.headers.get("location"))
-        answer = await client.get("/", headers={"Cookie": cookies[1], "Host": "evil.example"})
-        print(answer.status_code, answer.headers["cache-control"])
-
-import sys
-asyncio.run(ask(*sys.argv[1:]))
-"""
-
-
-def test_the_page_may_ask_for_a_permission_and_for_a_login_of_its_own(sessions):
-    staff, guest = (each["Cookie"] for each in sessions)
-    done = python("-c", PERMISSION, staff, guest, "sessionid=forged")
-    said = ["403 None", "200 None", "302 /elsewhere?next=/", "400 no-store"]
-    assert done.stdout.splitlines() == said, done.stderr

@@ -26,8 +26,6 @@ from tests.behaviour.ends_stage import (
     Reserved,
     Scene,
     Stage,
-    in_time,
-    kill,
     needs_impatience,
 )
 from tests.support.servers import Proxy, RedisServer
@@ -132,23 +130,6 @@ def retried_by_the_worker(scene: Kept) -> None:
     scene.over(x, scene.last_end(x))
 
 
-# -- it is turned away, or put off ------------------------------------------------------------
-
-
-def in_an_outage(scene: Kept) -> None:
-    scene.stage.worker("away")  # it may take longer to start than the lock is kept for X
-    x = scene.bring("defers_outage", "stand")
-    with cut_off(scene):
-        scene.hand_to("away")
-        scene.said("away", x.id, "is deferred for")
-        if not scene.is_place:
-            assert scene.send("reserved_defers_outage", here=True).id == x.id
-    scene.runs(x)
-    scene.let_go(x)
-    scene.over(x, scene.ended(x))
-    assert scene.starts(x) == 1
-
-
 @contextlib.contextmanager
 def cut_off(scene: Scene) -> Iterator[None]:
     """The worker "away" does not reach the lock server meanwhile."""
@@ -233,14 +214,6 @@ def revoked_before_its_eta(scene: Kept) -> None:
     scene.over(x, revoke(scene, x))
 
 
-def expired(scene: Kept) -> None:
-    x = scene.bring("job", expires=60)
-    scene.change_message(expires=-1)
-    scene.hand_to("old")
-    scene.over(x, scene.ended(x, "REVOKED"))
-    assert not scene.starts(x)
-
-
 class Killed(NamedTuple):
     """Its process is ended while it runs."""
 
@@ -305,45 +278,6 @@ def lose_connection(scene: Scene, x: Any, pid: int) -> None:
         scene.stage.way_to_broker.reconnect()
 
 
-# -- its worker dies --------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def has_taken_a_message(scene: Scene) -> Iterator[None]:
-    """A worker of the scene's queue takes what is sent meanwhile from the broker, and dies."""
-    worker = scene.stage.start(queues=scene.queue, concurrency=1)
-    worker.signal(signal.SIGSTOP)
-    yield
-    time.sleep(0.2)
-    scene.stage.broker.delete(scene.queue)  # it asks the broker once a second
-    kill(worker)
-
-
-def worker_died(scene: Kept) -> None:
-    x = scene.vanishes(has_taken_a_message(scene))
-    at = time.monotonic()
-    if not scene.is_place:
-        assert scene.holds(x, queued=True)
-        scene.over(x, at, 3 + SOON)
-        return
-    scene.hand_to("old")
-    in_time(AGAIN + SOON, at, scene.started(x).at)
-    scene.over(x, scene.ended(x))
-    assert scene.starts(x) == 1
-
-
-def lock_of_one_whose_worker_died(scene: Scene) -> None:
-    worker = scene.stage.start(queues=scene.queue, concurrency=1)
-    x = scene.send("short", "stand", here=True)
-    scene.runs_under_lock(x)
-    y = scene.send("job")
-    eventually(lambda: scene.room.ids() == [y.id], "Y waits")
-    kill(worker)
-    at = time.monotonic()
-    assert scene.holds(x)
-    scene.follows(y, at, 2 + SOON)
-
-
 # -- the table --------------------------------------------------------------------------------
 
 CONNECTION_LOST = ("comes back", "broker connection lost, and its run cancelled")
@@ -356,19 +290,13 @@ ACTS: dict[tuple[str, str], Callable[[Kept], None]] = {
     ),
     ("ran", "rejected"): Ran("stand, reject", ""),
     ("ran", "rejected, to be queued again"): Ran("stand, requeue", "SUCCESS", "late"),
-    ("put off", "lock server away"): in_an_outage,
     ("cannot run", "bad arguments"): Elsewhere("three_parameters", "new", TypeError),
     ("cannot run", "its `lock_key` fails"): Elsewhere("keyless", "new", LookupError),
     ("cannot run", "Celery cannot read its message"): not_valid,
     ("cannot run", "unregistered"): Elsewhere("gone", "new", NotRegistered),
     ("ended by Celery", "revoked"): revoked,
     ("ended by Celery", "revoked before its eta"): revoked_before_its_eta,
-    ("ended by Celery", "expired"): expired,
     ("ended by Celery", "terminated"): Killed(terminate, "REVOKED", {}),
-    ("ended by Celery", "time limit"): Killed(
-        wait_for_time_limit, "FAILURE", {"time_limit": 1}, within=AFTER_TIME_LIMIT
-    ),
-    ("ended by Celery", "child died"): Killed(kill_child, "FAILURE", {}),
     ("ended by Celery", "child died, and its retries are used up"): Killed(
         kill_child, "FAILURE", {}, "lost_for_good"
     ),
@@ -377,7 +305,6 @@ ACTS: dict[tuple[str, str], Callable[[Kept], None]] = {
     ),
     RETRIED: retried_by_the_worker,
     CONNECTION_LOST: Killed(lose_connection, "", {}, "late", "cut"),
-    ("comes back", "worker died"): worker_died,
     ("runs without its lock", "no lock in this release"): Elsewhere("unlocked", "new"),
     ("runs without its lock", "locked only until it starts"): Elsewhere("until_it_starts", "new"),
     ("runs without its lock", "`redislock_enabled` is False"): Elsewhere("job", "disabled"),
@@ -391,14 +318,15 @@ SIMULATED = {
     *(("turned away", how) for how in ("skipped", "refused", "replaced", "a copy of what has run")),
     *(
         ("put off", how)
-        for how in ("deferred by its policy", "parked", "redelivered while it runs")
+        for how in (
+            "deferred by its policy",
+            "parked",
+            "redelivered while it runs",
+            "lock server away",
+        )
     ),
-    ("comes back", "child died, `reject_on_worker_lost`"),
-}
-#: Of rows that say more of the lock.
-MORE_OF_THE_LOCK: dict[tuple[str, str], Callable[[Scene], None]] = {
-    RETRIED: is_kept_for_the_retry_of_a_dead_child,
-    ("comes back", "worker died"): lock_of_one_whose_worker_died,
+    *(("ended by Celery", how) for how in ("expired", "time limit", "child died")),
+    *(("comes back", how) for how in ("child died, `reject_on_worker_lost`", "worker died")),
 }
 MARKS = {CONNECTION_LOST: needs_impatience, RETRIED: needs_retry}
 
@@ -450,6 +378,6 @@ def test_what_is_reserved_and_ends_so_leaves_no_reservation(stage, act):
     play(stage, Reserved, act)
 
 
-@rows_of(MORE_OF_THE_LOCK)
-def test_a_lock_that_stands_on_after_its_run_ends_as_the_row_says(stage, act):
-    play(stage, Reserved, act)
+@needs_retry
+def test_a_lock_that_stands_on_for_the_retry_of_a_dead_child_goes_to_that(stage):
+    play(stage, Reserved, is_kept_for_the_retry_of_a_dead_child)

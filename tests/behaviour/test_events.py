@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import signal
 import threading
-import time
 from collections import defaultdict
 
 import pytest
 from celery.events.state import State
 
 from celery_redislock.operations import break_locks, list_locks
-from tests.support.waiting import eventually, never
+from tests.support.waiting import eventually
 from tests.support.workers import make_app
 
 QUEUE = "events"
@@ -135,17 +133,6 @@ def test_one_that_is_terminated_for_a_newer_run_is_shown_as_replaced(monitor, se
     monitor.shows(second, "SUCCESS")
 
 
-def test_one_that_is_revoked_while_it_waits_is_not_shown_as_waiting(
-    monitor, sender, send, start, label
-):
-    first, _ = start("defer", 3.0)
-    second = send("defer", label)
-    monitor.await_kind(second, "task-lock-deferred")
-    sender.control.revoke(second.id)
-    monitor.shows(second, "LOCK-REVOKED")
-    first.get(timeout=20)
-
-
 def test_a_lock_that_vanished_and_was_taken_again_is_recovered(
     monitor, start, client, locks_of, label
 ):
@@ -197,51 +184,6 @@ def test_a_dead_childs_lock_is_recovered_and_the_task_shown_as_failed(monitor, s
     monitor.shows(first, "FAILURE")
 
 
-def test_a_dead_childs_lock_is_recovered_also_if_celery_forgets_the_task_before_the_server_answers(
-    monitor, start_worker, sender, journal, proxy, queue, label, locks_of
-):
-    start_worker("-E", queues=queue, concurrency=1, conf={"redislock_url": proxy.url})
-    rounds = itertools.count()
-    noticed = float("-inf")
-
-    def forgotten_first():
-        """A task of a killed child, whose lock was freed when Celery had forgotten it. None if
-        Celery took longer to notice, or the release was given up.
-
-        Celery notices at once, or when it looks at its children every five seconds. The next one
-        dies shortly before such a look: right after one, it would never be noticed in time.
-        """
-        nonlocal noticed
-        one = f"{label}-{next(rounds)}"
-        result = sender.send_task("long_ttl", [one, 60.0], queue=queue)
-        (entry,) = eventually(lambda: journal.read(one, "start"), "it runs")
-        eventually(lambda: time.monotonic() > noticed + 4.5, "Celery looks soon")
-        proxy.to_server.block()
-        os.kill(entry.pid, signal.SIGKILL)
-        try:
-            eventually(lambda: "task-failed" in monitor.kinds(result), "it is noticed", 1.2)
-            proxy.heal()
-            eventually(lambda: not locks_of(result.id), "its lock is freed, long before its ttl", 5)
-        except AssertionError:
-            return None
-        finally:
-            proxy.heal()
-            monitor.await_kind(result, "task-failed")
-            noticed = time.monotonic()
-        return result
-
-    first = eventually(forgotten_first, "Celery notices in time", 60)
-    assert monitor.await_kind(first, "task-lock-recovered")["redislock_reason"] == "freed"
-
-
-def test_a_terminated_tasks_state_is_not_hidden_by_its_freed_lock(monitor, start, locks_of, label):
-    first, _ = start("skip", 60.0)
-    first.revoke(terminate=True, signal="SIGKILL")
-    eventually(lambda: not locks_of(first.id), "its lock is free")
-    monitor.shows(first, "REVOKED")
-    never(lambda: "task-lock-recovered" in monitor.kinds(first), "it is hidden", 0.5)
-
-
 @pytest.fixture(scope="module")
 def queues(start_module_worker):
     """The queues of workers with other pools, and of ours."""
@@ -279,14 +221,3 @@ def test_a_task_that_sends_no_events_switches_off_only_its_own(
         monitor.await_kind(first, "task-lock-lost")
     kinds = [kind for each in (holder, second) for kind in monitor.kinds(each)]
     assert not [kind for kind in kinds if kind.startswith("task-lock")]
-
-
-def test_a_worker_that_sends_no_events_sends_none(
-    monitor, start_worker, sender, journal, queue, label
-):
-    start_worker(queues=queue)
-    sender.send_task("skip", [label, 2.0], queue=queue)
-    eventually(lambda: journal.read(label, "start"), "it runs")
-    second = sender.send_task("skip", [label], queue=queue)
-    second.get(timeout=20, propagate=False)
-    never(lambda: monitor.kinds(second), "an event", 0.5)

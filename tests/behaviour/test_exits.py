@@ -49,7 +49,7 @@ def test_what_failed_as_it_was_deferred_does_not_run_later(
         result = sender.send_task(name, [label], queue=lingering)
         with pytest.raises(Exception, match="SoftTimeLimitExceeded"):
             result.get(timeout=20)
-    never(lambda: journal.count(label, "start"), "it ran", 2.5)
+    never(lambda: journal.count(label, "start"), "it ran", 1.5)
 
 
 def test_a_hard_time_limit_frees_the_lock_and_not_before_the_body_ended(
@@ -104,21 +104,6 @@ def test_a_body_that_exits_its_process_frees_the_lock(worker, sender, journal, l
     result = sender.send_task("long_ttl", [label, 0.1, "exit"], queue=QUEUE)
     eventually(lambda: journal.count(label, "end") == 1, "it ended")
     eventually(lambda: not locks_of(result.id), "the lock is free long before its ttl")
-
-
-def test_a_killed_child_does_not_free_the_lock_of_another(
-    worker, sender, journal, label, client, locks_of
-):
-    """The main process releases by token: a thief's lock stands."""
-    result = sender.send_task("long_ttl", [label, 60.0], queue=QUEUE)
-    entry = start_of(journal, label)
-    (key,) = locks_of(result.id)
-    client.set(key, '{"token":"thief"}', px=60000)
-    os.kill(entry.pid, signal.SIGKILL)
-    with pytest.raises(WorkerLostError):
-        result.get(timeout=20)
-    never(lambda: not client.exists(key), "the thief's lock was deleted", 1.0)
-    client.delete(key)
 
 
 def test_children_that_are_replaced_leave_no_lock(

@@ -44,7 +44,7 @@ def test_a_fleet_that_does_not_know_a_task_does_not_delay_its_turn(
     doomed.kill()
     eventually(lambda: not is_held(label, {**conf, **lock_conf}), "the lock has lapsed")
     # Time enough for the other fleet to look at the room again and again, ever more seldom.
-    never(lambda: starts(journal, label, result.id), "somebody else ran it", 5)
+    never(lambda: starts(journal, label, result.id), "somebody else ran it", 2)
 
     start_worker(app=A, queues=queue, concurrency=1, conf=lock_conf)
     eventually(lambda: starts(journal, label, result.id), "it runs", 15)
@@ -102,7 +102,7 @@ def test_an_app_with_another_broker_leaves_a_turn_to_those_who_have_the_broker(
         result = parked_in(sender, room, journal, label, queue)
         doomed.kill()
         eventually(lambda: not is_held(label, {**conf, **ours}), "the lock has lapsed")
-        never(lambda: starts(journal, label, result.id), "the other app ran it", 6)
+        never(lambda: starts(journal, label, result.id), "the other app ran it", 2)
         assert result.id not in other.log(), "the other app says nothing of it"
         assert room.ids() == [result.id], "it waits on"
 

@@ -95,13 +95,6 @@ def test_a_run_is_kept_with_how_it_ended(worker, send, runs_of, journal, label, 
     assert run["turned_away"] == 0
 
 
-@pytest.mark.parametrize("name", ["retries", "retries_held"])
-def test_each_attempt_of_a_task_is_a_run(worker, send, runs_of, label, name):
-    send(name, label)
-    runs = runs_of(name, 2)
-    assert [(run["attempt"], run["how"]) for run in runs] == [(0, "retried"), (1, "succeeded")]
-
-
 @pytest.mark.parametrize("name", ["skip", "refuse", "wait_briefly", "queued_two"])
 def test_a_run_counts_the_duplicates_that_it_turned_away(
     worker, send, runs_of, journal, operator, label, name
@@ -117,23 +110,6 @@ def test_a_run_counts_the_duplicates_that_it_turned_away(
     counts = told(operator, "--skips", name)
     assert sum(each["turned_away"] for each in counts) == 3
     assert all(each["hour"] % 3600 == 0 for each in counts)
-
-
-def test_what_waits_or_is_deferred_is_not_turned_away(worker, send, runs_of, journal, label):
-    send("wait", label, 1.0)
-    eventually(lambda: journal.count(label, "start"), "it runs")
-    result = send("wait", label, 0.0)
-    assert result.get(timeout=20)
-    assert [run["turned_away"] for run in runs_of("wait", 2)] == [0, 0]
-
-
-def test_a_cool_down_turns_away_for_the_run_before_it(worker, send, runs_of, label):
-    assert send("pauses", label, 0.0).get(timeout=20)
-    for _ in range(2):
-        eventually(send("pauses", label, 0.0).ready, "it is turned away")
-    (run,) = runs_of("pauses", 1)
-    assert (run["how"], run["turned_away"]) == ("succeeded", 2)
-    assert took(run) < 5, "the pause is not the run's"
 
 
 def test_a_run_whose_child_was_killed_died(worker, send, runs_of, journal, label):

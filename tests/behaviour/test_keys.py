@@ -14,7 +14,7 @@ from celery.exceptions import WorkerLostError
 from celery_redislock import RedisLock, SingletonTask, TaskSkipped
 from celery_redislock.operations import holders
 from tests.behaviour.apps.keyed import TASKS, job
-from tests.behaviour.looking import Room, starts
+from tests.behaviour.looking import starts
 from tests.support.looking import run
 from tests.support.waiting import eventually, never
 from tests.support.workers import make_app
@@ -57,29 +57,6 @@ def test_a_message_without_the_header_has_a_key_of_its_own_or_does_not_fit(send,
         send("in_text", label).get(timeout=20)
     with pytest.raises(TypeError, match="lock_headers names 'tenant', whose value is a list"):
         send("skips", label, headers={"tenant": ["a"]}).get(timeout=20)
-
-
-@pytest.mark.parametrize("name", ["queues", "defers"])
-def test_a_message_that_is_published_again_has_the_same_key(send, hold_open, label, journal, name):
-    first = hold_open(name, headers={"tenant": "a"})
-    second = send(name, label, headers={"tenant": "a", "more": 1})
-    assert send(name, label, headers={"tenant": "b"}).get(timeout=20) == label
-    journal.let_go(first.id)
-    assert second.get(timeout=20) == label
-    assert tenants(journal, label) == ["a", "b", "a"]
-    keys = [entry.data[1] for entry in journal.read(label, "tenant")]
-    assert keys[0] == keys[2] != keys[1]
-    assert len(journal.overlaps(label)) == 1, "only another tenant's ran at the same time"
-
-
-def test_the_lock_is_kept_for_a_retry(send, label, journal):
-    first = send("holds", label, "retry", headers={"tenant": "a"})
-    eventually(lambda: journal.count(label, "end"), "it waits for its retry")
-    with pytest.raises(TaskSkipped):
-        send("holds", label, headers={"tenant": "a"}).get(timeout=20)
-    assert send("holds", label, headers={"tenant": "b"}).get(timeout=20) == label
-    assert first.get(timeout=20) == label
-    assert tenants(journal, label)[0] == tenants(journal, label)[-1] == "a"
 
 
 def test_the_main_process_frees_the_lock_of_a_child_that_was_killed(send, label, journal, client):
@@ -195,7 +172,7 @@ def test_those_that_wait_under_a_smaller_limit_keep_their_places_and_are_not_sen
         return max(log.count(f"[{each.id}] received") for each in waiting)
 
     eventually(lambda: receipts() > 1 or gold.ready(), "somebody looked at two slots")
-    never(lambda: receipts() > 3, "they are sent about", 12)
+    never(lambda: receipts() > 3, "they are sent about", 2)
     journal.let_go(first.id)
     assert [each.get(timeout=40) for each in (*waiting, gold)] == [label] * 3
     ids = [each.task_id for each in journal.read(label, "start")]
@@ -271,20 +248,6 @@ def test_half_a_surrogate_pair_in_an_id_is_an_id_like_any_other(
     eventually(lambda: journal.count(label, "end") == 3, "all have run")
     assert "Unrecoverable" not in solo.log()
     assert "UnicodeEncodeError" not in solo.log()
-
-
-def test_a_duplicate_with_half_a_surrogate_pair_waits_its_turn(
-    send, send_blindly, key_of, label, journal, client
-):
-    first = send("parks", label, "stand", LONE)
-    eventually(lambda: starts(journal, label, first.id), "it runs")
-    for number in range(2):
-        send_blindly("parks", (label, 0.0, LONE), queue=QUEUE, task_id=f"{label}{number}{LONE}")
-    room = Room(client, key_of(f"text:{label}:{LONE}"))
-    eventually(lambda: len(room.ids()) == 2, "both wait")
-    journal.let_go(first.id)
-    eventually(lambda: journal.count(label, "end") == 3, "all have run")
-    assert journal.overlaps(label) == []
 
 
 def test_a_long_name_costs_little_and_excludes_as_any_other(send, worker, label, journal, client):

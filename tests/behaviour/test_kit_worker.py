@@ -17,7 +17,6 @@ from celery_redislock.testing import (
     MemoryLocks,
     assert_free,
     assert_locked,
-    assert_skipped,
     memory_locks,
 )
 from tests.behaviour.looking import Keys
@@ -112,18 +111,6 @@ def test_what_queues_runs_in_its_order_after_the_release(
     assert locks.outcomes(task)[:3] == ["queued"] * 3
 
 
-def test_of_coalesced_duplicates_the_last_runs(working: Any, held_lock: Hold, label: str) -> None:
-    task, locks = working[0]["kit.coalesce"], working[1]
-    held = held_lock(task, label)
-    first = task.delay(label, 1)
-    eventually(lambda: locks.waiting(task, label) == 1, "it waits")
-    last = task.delay(label, 2)
-    assert_skipped(first)
-    held.release()
-    last.get(timeout=20)
-    assert ran[label] == [2]
-
-
 def test_a_lock_of_the_queue_is_taken_by_who_sends(working: Any, label: str) -> None:
     task = working[0]["kit.queued"]
     first, second = (task.apply_async((label,), countdown=3) for _ in range(2))
@@ -132,30 +119,6 @@ def test_a_lock_of_the_queue_is_taken_by_who_sends(working: Any, label: str) -> 
     first.get(timeout=20)
     assert_free(task, label)
     assert len(ran[label]) == 1
-
-
-@pytest.mark.parametrize("seconds", [60, 86400])
-def test_what_is_sent_after_time_passed_in_an_inner_memory_comes_in_its_time(
-    working: Any, held_lock: Hold, label: str, seconds: float
-) -> None:
-    """Within the inner one, and after it."""
-    tasks, outer = working
-    plain = tasks["kit.wait"]
-    with memory_locks() as inner:
-        waiting = plain.apply_async((f"{label}-before",), countdown=seconds)
-        inner.advance(seconds)
-        waiting.get(timeout=20)
-        plain.apply_async((f"{label}-inner",), countdown=1).get(timeout=20)
-        late = plain.apply_async((f"{label}-late",), countdown=2)
-    late.get(timeout=20)
-    plain.apply_async((f"{label}-after",), countdown=1).get(timeout=20)
-    # What is done in the background, by its clock.
-    queue, held = tasks["kit.queue"], held_lock(tasks["kit.queue"], label)
-    results = [queue.delay(label, number) for number in range(2)]
-    eventually(lambda: outer.waiting(queue, label) == 2, "they wait")
-    held.release()
-    for each in results:
-        each.get(timeout=20)
 
 
 def test_a_worker_to_which_its_app_does_not_send_does_not_start() -> None:

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from celery_redislock import LockConflict, TaskSkipped
+from celery_redislock import TaskSkipped
 from tests.behaviour.apps.labelled import app
 from tests.behaviour.looking import listed
 from tests.support.waiting import eventually
@@ -65,13 +65,6 @@ def test_the_holder_the_body_the_errors_and_the_log_have_it(
     assert f"is held by skips[{holder.id}] ({order}) on {worker.node}" in line
 
 
-def test_a_refused_one_has_it(hold_open, send, label):
-    hold_open("raises")
-    with pytest.raises(LockConflict) as caught:
-        send("raises", label).get(timeout=20)
-    assert caught.value.holder.label == f"order {label}\\n"
-
-
 def test_one_that_waits_has_it_and_so_has_the_list(
     conf, redis_server, hold_open, send, client, label
 ):
@@ -100,23 +93,3 @@ def test_a_label_that_does_not_fit_fails_nothing(worker, hold_open, send, record
     warned = re.findall(r"WARNING/(\S+)\] .*does_not_fit: lock_label=", worker.log())
     assert warned
     assert len(warned) == len(set(warned)), "once in each process"
-
-
-def test_a_task_of_others_has_it_and_one_without_the_option_has_none(
-    hold_open, tasks, record_of, label
-):
-    assert record_of(hold_open("plain").id)["label"] == f"their {label}"
-    assert "label" not in record_of(hold_open("has_none").id)
-    assert tasks["has_none"].lock_holder(label).label is None
-
-
-def test_a_reservation_has_it(tasks, label):
-    """Where a task is sent, the lock is taken by who sends it."""
-    task = tasks["is_unique"]
-
-    first = task.apply_async((label,), countdown=60, queue="nobody")
-
-    holder = task.lock_holder(label)
-    assert (holder.task_id, holder.queued) == (first.id, True)
-    assert holder.label == f"order {label}\\n"
-    task.break_lock(label)

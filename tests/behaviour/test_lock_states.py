@@ -119,16 +119,6 @@ def test_two_runs_that_lost_their_lock_are_seen_until_they_end(
     assert tools.doctor("--workers")[1] == []
 
 
-def test_a_run_whose_process_dies_is_soon_forgotten(start_house, tools, hold, journal, label):
-    start_house(concurrency=2)
-    first = hold("quick_job")
-    break_locks(tools.app, task="quick_job")
-    eventually(lambda: tools.rows() == {first.id: WITHOUT}, "it goes on")
-    (entry,) = journal.read(label, "start")
-    os.kill(entry.pid, signal.SIGKILL)
-    eventually(lambda: not tools.rows(), "nobody writes its mark anew", 60)
-
-
 def test_a_run_that_stood_still_for_too_long_is_seen(
     start_house, tools, hold, journal, label, queue
 ):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import logging
 import os
@@ -17,7 +16,7 @@ from functools import partial
 
 import pytest
 
-from celery_redislock import SingletonTask, Skip, current_lock, lock_acquired
+from celery_redislock import SingletonTask, Skip, current_lock
 from tests.support.servers import free_port
 from tests.support.waiting import eventually
 from tests.support.workers import ROOT, make_app
@@ -31,8 +30,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.mmap_dict import MmapedDict, mmap_key
+from prometheus_client import CollectorRegistry
 
 from celery_redislock import otel, prometheus
 
@@ -160,21 +158,6 @@ def test_no_scrape_fails_while_pool_processes_come_and_are_killed(
         assert each == sorted(each), "it never goes back"
 
 
-def test_a_file_that_is_just_being_made_fails_no_scrape(tmp_path, monkeypatch):
-    monkeypatch.setenv(prometheus.DIRECTORY, str(tmp_path))
-    for name in ("counter_1", "gauge_livesum_4194305"):  # no process has that pid
-        kind = name.partition("_")[0]
-        file = MmapedDict(str(tmp_path / f"{name}.db"))
-        file.write_value(mmap_key(kind, kind, [], [], "help"), 5, 0.0)
-        file.close()
-    (tmp_path / "counter_2.db").touch()  # a process is just making it
-
-    text = generate_latest(prometheus.registry()).decode()
-
-    assert [line for line in text.splitlines() if line[0] != "#"] == ["counter 5.0"]
-    assert not [*tmp_path.glob("gauge_*")], "the dead hold nothing"
-
-
 def test_who_waits_is_seen_and_what_became_of_a_lost_lock(
     worker, send, journal, client, locks_of, label
 ):
@@ -201,30 +184,6 @@ def test_a_prefork_worker_that_cannot_put_its_counts_together_says_so(
 
 
 # -- in one process ---------------------------------------------------------------------------
-
-
-def test_instrumenting_twice_counts_once(app, label):
-    registry, other = CollectorRegistry(), CollectorRegistry()
-    before = len(lock_acquired.receivers)
-    for _ in range(2):
-        prometheus.instrument(app, registry=registry)
-        prometheus.instrument(app, registry=other)
-    assert len(lock_acquired.receivers) == before + 2
-    make_task(app).apply((label,))
-    for each in (registry, other):
-        assert each.get_sample_value("redislock_acquire_seconds_count", {"task": "measured"}) == 1
-
-
-def test_a_new_registry_is_filled_though_another_was_at_its_address(app, label):
-    measured = make_task(app)
-    for _ in range(20):
-        registry = CollectorRegistry()
-        prometheus.instrument(app, registry=registry)
-        measured.apply((label,))
-        count = registry.get_sample_value("redislock_acquire_seconds_count", {"task": "measured"})
-        assert count == 1
-        del registry
-        gc.collect()
 
 
 def test_each_app_counts_its_own(app, conf, label):
@@ -294,11 +253,6 @@ def test_opentelemetry_has_the_same_metrics_and_tells_the_tasks_span(app, label,
         "redislock.because": "run",
     }
     assert not any(label in str(point.attributes) for point in points.values())
-
-
-def test_without_a_span_nothing_is_told(app, label):
-    otel.instrument(app)
-    assert make_task(app).apply((label,)).state == "SUCCESS"
 
 
 # -- the document -----------------------------------------------------------------------------

@@ -102,19 +102,6 @@ def test_once_unlocked_before_the_run_another_may_be_sent_during_it(
     assert starts() == [first.id, second.id]
 
 
-def test_once_with_its_import_changed_the_code_before_does_the_same(after, label, running, end):
-    example = after["import-celery-once"]
-    first = example.sync.delay(label)
-    assert example.sync.delay(label, force=True).id is None, "it is graceful"
-    queued = example.rebuild.apply_async((label,), countdown=2)
-    with pytest.raises(example.AlreadyQueued) as caught:
-        example.rebuild.delay(label)
-    assert caught.value.countdown > 0
-    running(2)
-    second = example.rebuild.delay(label)
-    end(first, queued, second)
-
-
 # -- celery-singleton -------------------------------------------------------------------------
 
 
@@ -128,19 +115,6 @@ def test_singleton_a_duplicate_is_refused_when_it_is_sent(after, label, starts, 
     end(first)
     eventually(lambda: sync.lock_holder(label) is None, "it is free again")
     assert starts() == [first.id]
-
-
-def test_singleton_with_its_import_changed_the_code_before_does_the_same(
-    after, label, running, end
-):
-    example = after["import-celery-singleton"]
-    first = example.sync.delay(label)
-    running()
-    with pytest.raises(example.DuplicateTaskError) as caught:
-        example.sync.delay(label, force=True)
-    assert caught.value.task_id == first.id
-    end(first)
-    eventually(lambda: example.sync.lock_holder(label) is None, "it is free again")
 
 
 # -- celery-heimdall --------------------------------------------------------------------------

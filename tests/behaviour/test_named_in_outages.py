@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-
 import pytest
 
 from tests.support.waiting import eventually
@@ -64,23 +62,6 @@ def test_what_an_empty_restart_forgets_in_a_room_is_named_once(
     assert journal.count(label, "start") == 1
 
 
-def test_what_expires_in_a_room_while_the_server_is_away_is_no_line_at_info(
-    start, proxy, wait_behind
-):
-    worker = start(proxy, concurrency=2)
-    holder, waiting = wait_behind(worker, 3.0, expires=2)
-
-    proxy.cut_off()
-    assert holder.get(timeout=30), "they have expired by now"
-    proxy.reconnect()
-
-    eventually(lambda: len(lines_of(worker, "ends as expired")) == 2, "both are named")
-    lines = lines_of(worker, "ends as expired without a run: the lock server was away")
-    assert sorted("ERROR/" in line for line in lines) == [False, True]
-    assert not any("INFO/" in line for line in lines)
-    assert {each.state for each in waiting} == {"REVOKED"}
-
-
 def test_of_what_expires_in_all_processes_of_a_worker_one_line_is_an_error(start, own_redis, send):
     worker = start(own_redis, concurrency=3)
     own_redis.kill()
@@ -92,16 +73,3 @@ def test_of_what_expires_in_all_processes_of_a_worker_one_line_is_an_error(start
     assert all(any(each.id in line for line in lines) for each in expired)
     assert sum("ERROR/" in line for line in lines) == 1
     assert sum("WARNING/" in line for line in lines) == 2
-
-
-def test_processes_that_end_with_their_worker_leave_no_error(start, own_redis, send):
-    worker = start(own_redis, concurrency=3)
-    for number in range(3):
-        assert send("skip", f"{number}", 0.1).get(timeout=20)
-    own_redis.kill()
-
-    worker.signal(signal.SIGTERM)
-
-    assert worker.wait() == 0
-    assert lines_of(worker, "ERROR/") == []
-    assert lines_of(worker, "dead pid") == []

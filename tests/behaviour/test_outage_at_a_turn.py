@@ -8,16 +8,13 @@ import signal
 import pytest
 from celery.exceptions import WorkerLostError
 
-from celery_redislock import LockUnavailable
 from tests.behaviour.looking import starts
 from tests.support.servers import Proxy
-from tests.support.waiting import eventually, never
+from tests.support.waiting import eventually
 from tests.support.workers import make_app
 
 #: Each task, and how often it runs if its turn comes while its worker cannot reach the locks.
 RUNS = {"runs_unlocked": 1, "raises_unlocked": 0}
-#: In a request that parks a task, and in no other: its message.
-MESSAGE = b'"content_type"'
 
 
 @pytest.fixture
@@ -37,61 +34,6 @@ def way(own_redis):
 @pytest.fixture
 def worker(start_house, way):
     return start_house(concurrency=1, conf={"redislock_url": f"{way.url}/0"})
-
-
-def test_a_turn_that_came_in_an_outage_is_not_taken_again(
-    elsewhere, worker, way, sender, journal, tasks, room, label, queue, hold
-):
-    """The holders, and who passes on the turns, are on a worker that reaches the locks."""
-    holders = [hold(name, queue=elsewhere) for name in RUNS]
-    sent = {name: sender.send_task(name, [label, 0.1], queue=queue) for name in RUNS}
-    rooms = {name: room(tasks[name], label) for name in RUNS}
-    for name, result in sent.items():
-        eventually(lambda n=name, r=result: rooms[n].ids() == [r.id], "it waits")
-        eventually(lambda r=result: f"[{r.id}] queued" in worker.log(), "its worker has heard so")
-    way.cut_off()
-    for holder in holders:
-        journal.let_go(holder.id)
-    eventually(lambda: all(each.ready() for each in sent.values()), "they had their turns")
-    way.reconnect()
-
-    assert sent["runs_unlocked"].get() == label, "it ran without its lock"
-    with pytest.raises(LockUnavailable):
-        sent["raises_unlocked"].get()
-
-    def have_run():
-        return {name: starts(journal, label, each.id) for name, each in sent.items()}
-
-    never(lambda: have_run() != RUNS, "one ran later", 7)  # it would come again after five
-    eventually(lambda: all(here.is_empty() for here in rooms.values()), "the rooms are empty")
-    assert have_run() == RUNS
-    assert sent["raises_unlocked"].state == "FAILURE"
-
-
-def test_what_was_parked_without_an_answer_ends_once(
-    elsewhere, worker, way, sender, journal, tasks, room, label, queue, hold
-):
-    holders = [hold(name, queue=elsewhere) for name in ("job", *RUNS)]
-    # Once a script is known to the server, it is called by its name: what is lost is an answer.
-    known = sender.send_task("job", [label, 0.0], queue=elsewhere)
-    eventually(lambda: room(tasks["job"], label).ids() == [known.id], "it waits")
-    way.lose_replies(to=MESSAGE)
-    sent = {name: sender.send_task(name, [label, 0.1], queue=queue) for name in RUNS}
-    eventually(lambda: all(each.ready() for each in sent.values()), "both have ended")
-    assert way.lost
-    way.heal()
-    for name in RUNS:
-        eventually(room(tasks[name], label).is_empty, "it does not wait")
-    for holder in holders:
-        journal.let_go(holder.id)
-        holder.get(timeout=20)
-    for name in RUNS:
-        assert sender.send_task(name, [label, 0.1], queue=queue).get(timeout=30) == label
-
-    never(lambda: starts(journal, label, sent["raises_unlocked"].id), "it ran from the room", 3)
-    assert starts(journal, label, sent["runs_unlocked"].id) == 1
-    states = {name: each.state for name, each in sent.items()}
-    assert states == {"runs_unlocked": "SUCCESS", "raises_unlocked": "FAILURE"}
 
 
 def test_the_lock_of_a_dead_child_does_not_wait_for_a_broker_that_hangs(
@@ -139,33 +81,6 @@ def test_a_result_does_not_wait_for_a_broker_that_does_not_answer(
         assert first.get(timeout=20) == label
         way.to_server.unblock()
         assert second.get(timeout=30) == label
-
-
-def test_what_may_have_been_parked_is_a_copy_from_then_on(
-    start_worker, way, sender, queue, journal, label
-):
-    """The lock server executes what it cannot answer: the task is in the room, and is deferred."""
-    conf = {"redislock_url": f"{way.url}/0"}
-    worker = start_worker(queues=queue, concurrency=2, conf=conf)
-
-    def send(seconds):
-        return sender.send_task("queued_named", [label, seconds], queue=queue)
-
-    first = send(3.0)
-    journal.await_start(label, first.id)
-    second = send(0.1)
-    eventually(lambda: f"[{second.id}] queued" in worker.log(), "its script is known from now on")
-    way.lose_replies(to=MESSAGE)
-    third = send(0.1)
-    eventually(lambda: "is deferred for" in worker.log(), "its parking is not answered")
-    way.heal()
-
-    assert all(each.get(timeout=30) for each in (first, second, third))
-
-    copy_met = (f"[{third.id}] already done", f"[{third.id}] queued")
-    eventually(lambda: any(said in worker.log() for said in copy_met), "both of it have come")
-    ran = [entry.task_id for entry in journal.read(label, "start")]
-    assert ran == [first.id, second.id, third.id]
 
 
 def test_a_worker_is_not_held_up_by_each_dead_child_while_the_lock_server_hangs(

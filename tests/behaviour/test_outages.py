@@ -9,7 +9,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from celery import Celery
 
-from celery_redislock import LockUnavailable, RedisLock, SingletonTask
+from celery_redislock import LockUnavailable, SingletonTask
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually, never
 from tests.support.workers import make_app
@@ -81,11 +81,6 @@ def test_an_unreachable_server_defers_a_task_until_it_is_back(outage, journal):
     assert result.get()
     (began,) = journal.read(result.id, "start")
     assert began.data["fence"], "it runs with its lock"
-
-
-def test_an_outage_puts_a_task_that_was_deferred_before_off_no_longer_than_another(outage):
-    assert "is deferred for 1." in outage.said("put-off")
-    assert outage.results["put-off"].get()
 
 
 def test_a_task_that_expires_soon_is_tried_again_before_that_though_the_server_is_long_away(outage):
@@ -167,21 +162,6 @@ def test_what_expired_since_the_server_had_not_answered_is_an_error_too(
     assert f"skip[put-off-{label}]" in line
     assert "2 times, since the lock server did not answer" in line
     assert not journal.read(label, "start")
-
-
-def test_a_copy_behind_its_own_run_does_not_end_that_as_expired(
-    start_worker, sender, queue, journal, label
-):
-    """The run that has the lock gives the task its result."""
-    worker = start_worker(queues=queue, concurrency=2)
-    sent = {"task_id": label, "queue": queue}
-    sender.send_task("defer_long", [label, "stand"], **sent)
-    journal.await_start(label, label)
-    sender.send_task("defer_long", [label, 0.1], **sent, expires=2)
-    eventually(lambda: "redelivered for" in worker.log(), "the copy meets its own run")
-    journal.let_go(label)
-    eventually(lambda: journal.count(label, "end") == 1, "the run ends")
-    assert "ends as expired" not in worker.log()
 
 
 # -- an outage as a task runs -----------------------------------------------------------------
@@ -282,16 +262,3 @@ def test_a_foreign_value_is_held_and_said_and_never_deleted(
     assert skip.break_lock(label) is False
     never(lambda: client.get(key) != "not ours", "it was deleted", 0.5)
     client.delete(key)
-
-
-def test_a_process_that_saw_the_server_away_lets_the_holders_go_first(own_redis, label):
-    """Its first connection is to the new server; that the old one was away is all it knows."""
-    own_redis.kill()
-    newcomer = RedisLock(own_redis.url, label, ttl=6)
-    with pytest.raises(LockUnavailable):
-        newcomer.acquire(0)
-    own_redis.start()
-    with pytest.raises(LockUnavailable, match="no new locks for"):
-        newcomer.acquire(0)
-    assert newcomer.acquire(30), "after a third of the ttl it may"
-    newcomer.release()

@@ -74,13 +74,6 @@ def test_a_deferred_duplicate_runs_later_under_its_own_id(worker, send, holder, 
     assert {e.retries for e in journal.read(label)} == {0}
 
 
-def test_a_deferral_that_waited_too_long_does_what_comes_then(send, holder, label):
-    holder("defer_briefly")
-    duplicate = send("defer_briefly", label)
-    with pytest.raises(LockConflict):
-        duplicate.get(timeout=20)
-
-
 def test_a_waiting_task_starts_at_the_release_and_not_by_polling(send, holder, journal, label):
     first = holder("wait_long")
     waits = send("wait_long", label, 0.0)
@@ -90,12 +83,6 @@ def test_a_waiting_task_starts_at_the_release_and_not_by_polling(send, holder, j
 
     ended, began = journal.read(label, "end")[0].at, journal.read(label, "start")[1].at
     assert began - ended < 10, "by itself it looks again after a third of the ttl of a minute"
-
-
-def test_a_wait_that_times_out_does_what_comes_then(send, holder, label):
-    holder("wait_briefly")
-    with pytest.raises(LockConflict):
-        send("wait_briefly", label).get(timeout=20)
 
 
 def test_a_refused_duplicate_fails_with_key_and_holder(send, holder, label):
@@ -149,17 +136,6 @@ def test_a_chain_behind_a_skipped_duplicate_fails_fast(sig, holder, label):
         result.get(timeout=20, disable_sync_subtasks=False)
 
 
-def test_a_chain_may_hold_the_same_key_twice(sig, journal, label):
-    result = chain(*[sig("chained", label).set(immutable=True) for _ in range(3)])()
-    assert result.get(timeout=20) == label
-    assert journal.count(label, "start") == 3
-
-
-def test_a_callback_may_take_the_same_lock(sig, journal, label):
-    sig("chained", label).apply_async(link=sig("chained", label).set(immutable=True))
-    eventually(lambda: journal.count(label, "end") == 2, "the callback ran too")
-
-
 def test_an_errback_is_not_called_for_a_skip(sig, holder, journal, label):
     holder("skip")
     duplicate = sig("skip", label).on_error(sig("failed", label=label)).apply_async()
@@ -198,16 +174,6 @@ def test_a_skip_outlasts_what_celery_stores_when_the_brokers_connection_is_lost(
             eventually(lambda: is_now("REVOKED"), "it has ended all the same")
 
 
-def test_a_deferred_duplicate_does_not_become_its_own_child(sig, holder, journal, label):
-    first = holder("describes")
-    deferred = sig("describes", label).apply_async()
-    never(deferred.ready, "it runs beside the holder", 0.3)
-    journal.let_go(first.id)
-    told = deferred.get(timeout=20)
-    assert told["parent_id"] is None
-    assert told["root_id"] == deferred.id
-
-
 def test_a_deferred_duplicate_keeps_everything(sig, holder, journal, label):
     parent, expires = str(uuid.uuid4()), datetime.datetime.now(datetime.timezone.utc)
     options = {
@@ -239,15 +205,6 @@ def test_a_deferred_duplicate_keeps_everything(sig, holder, journal, label):
     assert (told["retries"], told["priority"], told["queue"]) == (1, 3, QUEUE)
     assert (told["parent_id"], told["root_id"]) == (parent, parent)
     assert journal.count(label, "start") == 2
-
-
-def test_an_expired_duplicate_is_not_run_after_its_deferral(send, holder, journal, label):
-    holder("defer")
-    duplicate = send("defer", label, 0.05, expires=1)
-    with pytest.raises(TaskRevokedError):
-        duplicate.get(timeout=20)
-    never(lambda: journal.count(label, "start") > 1, "the expired task ran", 1.0)
-    assert duplicate.state == "REVOKED"
 
 
 def test_a_call_that_does_not_fit_fails_as_celerys_own_and_leaves_no_lock(send, locks_of, label):

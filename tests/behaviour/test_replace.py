@@ -59,23 +59,6 @@ def test_the_running_one_is_told_and_may_end_by_itself(send, label, started):
     assert is_running(victim.pid), "its process lives on"
 
 
-def test_a_body_that_ends_well_within_its_grace_has_its_result(send, label, started):
-    first = send("replaced_gently", label, 60, "return")
-    started()
-    second = send("replaced_gently", label, 0.1)
-    assert first.get(timeout=30) == label
-    assert second.get(timeout=30) == label
-
-
-def test_a_body_may_be_ended_by_an_exception(send, label, started):
-    first = send("replaced_by_abort", label, 60)
-    victim = started()
-    second = send("replaced_by_abort", label, 0.1)
-    assert isinstance(ended(first), TaskReplaced)
-    assert second.get(timeout=30)
-    assert is_running(victim.pid)
-
-
 def test_a_process_that_stands_the_signal_is_killed(send, label, started):
     first = send("stubborn", label, 60)
     victim = started()
@@ -121,27 +104,9 @@ def test_a_redis_lock_is_told_too(send, conf, app, label):
     assert result.get(timeout=30)
 
 
-def test_a_message_in_the_queue_is_replaced_before_it_runs(app, journal, label):
-    task = app.tasks["unique_newest"]
-    first = task.apply_async((label, 0.1), queue=QUEUE, countdown=2)
-    assert task.lock_holder(label).task_id == first.id
-    second = task.apply_async((label, 0.1), queue=QUEUE)
-    assert second.get(timeout=20)
-    assert ended(first).holder.task_id == second.id
-    assert first.state == "REVOKED"
-    assert journal.count(label, "start") == 1
-    assert task.lock_holder(label) is None
-
-
 def test_it_makes_no_sense_for_a_lock_that_several_hold(make_app):
     app = make_app()
     task = define(app, "contradicts", lock_limit=2, on_conflict=Replace())
     app.finalize()
     with pytest.raises(ConfigError, match="lock_limit=2"):
         task.delay()
-
-
-@pytest.mark.parametrize("grace", [-1, None, True, "5", float("inf")])
-def test_a_grace_is_a_number_of_seconds(grace):
-    with pytest.raises(ConfigError, match="grace="):
-        Replace(grace=grace)

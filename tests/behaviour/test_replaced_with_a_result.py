@@ -9,8 +9,8 @@ import pytest
 from celery import chain, chord
 
 from celery_redislock import Coalesce, ConfigError, Defer, Replace, SingletonTask
-from tests.support.sending import app, define
-from tests.support.waiting import eventually, never
+from tests.support.sending import app
+from tests.support.waiting import never
 from tests.support.workers import make_app as make_connected_app
 
 __all__ = ["app"]  # a fixture
@@ -58,19 +58,6 @@ def test_a_chord_with_a_member_that_was_replaced_while_it_waited_goes_on(
     assert len(heard()) == 1
 
 
-def test_a_chain_and_a_callback_behind_it_go_on_once(sig, journal, label, heard):
-    before, after = replaces("coalesced_result", sig, journal, label)
-    chained = chain(before, sig("heard", label=label), sig("heard", label=label))
-    result = chained.apply_async()
-    linked = before.clone().apply_async(link=sig("heard", label=label))
-    last = after.apply_async()
-    assert result.get(timeout=40) == REPLACED
-    assert linked.get(timeout=40) == REPLACED
-    assert last.get(timeout=40)[0] == label
-    eventually(lambda: heard() == [REPLACED] * 3, "all were told")
-    never(lambda: len(heard()) > 3, "they are told again", 6)  # others look after five seconds
-
-
 @pytest.mark.parametrize(
     ("name", "policy"),
     [
@@ -106,31 +93,6 @@ def test_a_result_that_the_brokers_headers_cannot_carry_is_one_all_the_same(
             assert newest.get(timeout=30)[0] == own
             replaced = older if name == "coalesced_uuid" else holder
             assert replaced.get(timeout=30) == UUID(int=42)
-
-
-def test_a_message_in_the_queue_that_lost_its_reservation_to_a_newer_one_ends_with_it(
-    app, journal, label
-):
-    options = {"lock_scope": "queued+running", "on_queued_conflict": "publish"}
-    task = define(app, "replaced_result", **options)
-    first = task.apply_async((label, 0.1), queue=QUEUE, countdown=3)
-    second = task.apply_async((label, 0.1), queue=QUEUE)
-    assert second.get(timeout=20)[0] == label
-    assert first.get(timeout=20) == REPLACED
-    assert journal.count(label, "start") == 1
-
-
-@pytest.mark.parametrize("policy", [Coalesce(result="x"), Replace(result="x")], ids=repr)
-def test_an_eager_duplicate_cannot_wait_and_ends_with_it(make_app, conf, label, policy):
-    app = make_app(
-        redislock_url=conf["redislock_url"], task_always_eager=True, redislock_eager=True
-    )
-
-    @app.task(base=SingletonTask, lock_key=["label"], on_conflict=policy, shared=False)
-    def outer(label, again=True):
-        return outer.delay(label, False).result if again else "ran"
-
-    assert outer.delay(label).result == "x"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from celery_redislock import LockConflict, RedisLock, TaskSkipped
+from celery_redislock import RedisLock, TaskSkipped
 from tests.behaviour.looking import Keys, Room
 from tests.support.waiting import eventually, never
 
@@ -83,19 +83,6 @@ def test_of_coalesced_duplicates_the_newest_runs_and_the_others_name_their_succe
     eventually(here.leaves_nothing, "nothing is left")
 
 
-def test_one_more_than_the_limit_meets_the_next_policy(send, hold_open, room, journal, label):
-    first = hold_open("queued_two")
-    here = room(first.id)
-    waiting = [send("queued_two", label, 0.05) for _ in range(2)]
-    eventually(lambda: len(here.ids()) == 2, "the room is full")
-    with pytest.raises(LockConflict) as caught:
-        send("queued_two", label, 0.05).get(timeout=20)
-    assert caught.value.holder.task_id == first.id
-    journal.let_go(first.id)
-    for result in waiting:
-        assert result.get(timeout=20)
-
-
 def test_messages_that_name_no_lock_keep_no_room_waiting(
     start_worker, send, client, locks_at, queue, label
 ):
@@ -141,14 +128,6 @@ def test_what_cannot_be_read_is_said_and_blocks_nobody(
     client.delete(here.keys.room, here.keys.entries, here.keys.sent)
 
 
-def test_what_a_redis_lock_releases_goes_to_the_room(send, locks_at, client, label):
-    with RedisLock(locks_at.url, f"named:{label}", ttl=6) as lock:
-        here = LockRoom(client, lock.key)
-        result = send("queued_named", label, 0.0)
-        eventually(lambda: here.ids() == [result.id], "it waits")
-    assert result.get(timeout=20)[0] == label
-
-
 def test_a_child_killed_once_its_task_waits_takes_nothing_with_it(
     start_worker, sender, journal, queue, label
 ):
@@ -161,17 +140,3 @@ def test_a_child_killed_once_its_task_waits_takes_nothing_with_it(
     journal.let_go(first.id)
     assert second.get(timeout=20)[0] == label
     assert first.get(timeout=20)[0] == label
-
-
-def test_as_many_as_the_limit_says_run_at_once(send, journal, label):
-    results = [send("two_at_once_queued", label, 0.4) for _ in range(6)]
-    for result in results:
-        assert result.get(timeout=40)[0] == label
-    most = 0
-    inside = set()
-    for entry in sorted(journal.read(label), key=lambda e: e.at):
-        (inside.add if entry.event == "start" else inside.discard)(entry.task_id)
-        most = max(most, len(inside))
-    assert most == 2
-    fences = [entry.data["fence"] for entry in journal.read(label, "start")]
-    assert len(set(fences)) == 6

@@ -12,7 +12,7 @@ from celery.exceptions import TimeLimitExceeded, WorkerLostError
 
 from celery_redislock import TaskSkipped
 from tests.support.sending import app, define, ended, length, tasks
-from tests.support.waiting import eventually, never
+from tests.support.waiting import eventually
 from tests.support.workers import is_running, make_app
 
 __all__ = ["app", "length", "tasks"]  # fixtures
@@ -82,38 +82,7 @@ def test_a_task_that_sends_itself_is_its_own_duplicate(sender, label, queue, con
 # -- never a lock without a message -----------------------------------------------------------
 
 
-def test_the_reservation_lasts_for_the_countdown_and_longer(tasks, label, client):
-    first = tasks.send("unique_short", label, 0.1, countdown=5)
-    assert 33_000 < client.pttl(tasks.unique_short.lock_key_for(label)) <= 35_000
-    assert tasks.send("unique_short", label).id == first.id
-
-
 # -- retries and copies -----------------------------------------------------------------------
-
-
-def test_between_two_attempts_the_lock_says_who_waits_in_the_queue(tasks, label, consume, journal):
-    consume()
-    first = tasks.send("unique_retries", label, 1, 2)
-    eventually(lambda: journal.count(label, "end") == 1, "its first attempt ended")
-    holder = eventually(
-        lambda: (h := tasks.unique_retries.lock_holder(label)) and h.queued and h, "it is queued"
-    )
-    assert (holder.task_id, holder.attempt) == (first.id, 1)
-    first.revoke()
-    eventually(lambda: tasks.unique_retries.lock_holder(label) is None, "its revoking frees it")
-
-
-def test_a_message_that_is_delivered_twice_runs_once(
-    tasks, label, queue, consume, redis_server, journal
-):
-    first = tasks.send("unique_late", label, 1.0)
-    with redis_server.client(db=1) as broker:
-        (message,) = broker.lrange(queue, 0, -1)
-        broker.rpush(queue, message)
-    consume()
-    assert first.get(timeout=20)
-    eventually(lambda: tasks.unique_late.lock_holder(label) is None, "the lock is free", 20)
-    never(lambda: journal.count(label, "start") > 1, "the copy runs", 1)
 
 
 def test_a_run_that_met_its_hard_time_limit_is_nobodys_original(tasks, label, consume):
@@ -172,28 +141,6 @@ def test_a_reservation_under_another_name_is_freed_when_its_message_runs(
 # -- who waits --------------------------------------------------------------------------------
 
 
-def test_who_waits_for_a_queued_task_leaves_it_the_only_slot(
-    app, tasks, label, queue, start_worker, journal
-):
-    start_worker(queues=queue, concurrency=1)
-    first = tasks.send("unique_wait", label, 0.1, countdown=3)
-    second = app.send_task("unique_wait", (label, 0.1), queue=queue)
-    other = tasks.send("unique_wait", f"{label}-other", 0.1)
-    assert other.get(timeout=20)
-    assert not journal.read(label, "start"), "the slot is free meanwhile"
-    assert first.get(timeout=20)
-    assert second.get(timeout=20)
-    assert [entry.task_id for entry in journal.read(label, "start")] == [first.id, second.id]
-
-
-def test_who_waits_for_a_revoked_message_has_its_turn(app, tasks, label, queue, consume):
-    consume()
-    first = tasks.send("unique_line", label, countdown=3)
-    second = app.send_task("unique_line", (label, 0.1), queue=queue)
-    first.revoke()
-    assert second.get(timeout=20)
-
-
 # -- canvas: nobody waits for ever ------------------------------------------------------------
 
 
@@ -216,13 +163,3 @@ def test_a_chain_with_a_duplicate_fails_fast(tasks, label, consume, journal):
 
 
 # -- a lock server that is away ---------------------------------------------------------------
-
-
-def test_a_message_without_a_reservation_is_a_duplicate_like_any_other(
-    app, tasks, label, queue, consume
-):
-    consume()
-    first = tasks.send("unique", label, countdown=60)
-    with pytest.raises(TaskSkipped) as caught:
-        app.send_task("unique", (label,), queue=queue).get(timeout=20)
-    assert (caught.value.holder.task_id, caught.value.holder.queued) == (first.id, True)

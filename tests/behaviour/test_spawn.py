@@ -10,9 +10,9 @@ import time
 
 import pytest
 from celery import VERSION
-from celery.exceptions import TimeLimitExceeded, WorkerLostError
+from celery.exceptions import WorkerLostError
 
-from celery_redislock import LockLost, TaskSkipped
+from celery_redislock import LockLost
 from tests.support.waiting import eventually
 
 QUEUE = "spawned"
@@ -48,30 +48,12 @@ def test_its_processes_are_interpreters_of_their_own(worker, start):
         assert b"spawn_main" in file.read()
 
 
-def test_a_duplicate_is_skipped_and_the_next_call_runs(start, send, journal, label, locks_of):
-    first, _ = start("skip", 5.0)
-    with pytest.raises(TaskSkipped) as caught:
-        send("skip", label).get(timeout=20)
-    assert caught.value.holder.task_id == first.id
-    assert first.get(timeout=20)[0] == label
-    assert not locks_of(first.id)
-    assert send("skip", label, 0.1).get(timeout=20)[0] == label
-    assert journal.overlaps(label) == []
-
-
 def test_duplicates_wait_in_a_room_and_run_one_after_another(start, send, journal, label):
     first, _ = start("queued", 1.0)
     others = [send("queued", label, 0.05) for _ in range(3)]
     for result in (first, *others):
         assert result.get(timeout=30)[0] == label
     assert journal.count(label, "start") == 4
-    assert journal.overlaps(label) == []
-
-
-@pytest.mark.parametrize("name", ["retries", "retries_held", "unique_retries"])
-def test_a_retry_meets_no_lock_of_its_own(send, journal, label, name):
-    assert send(name, label, 2).get(timeout=30) == 2
-    assert journal.count(label, "start") == 3
     assert journal.overlaps(label) == []
 
 
@@ -82,13 +64,6 @@ def test_the_lock_of_a_killed_child_is_free_at_once(start, client, locks_of):
     eventually(lambda: not client.exists(key), "the lock is free long before its ttl", 30)
     with pytest.raises(WorkerLostError):
         result.get(timeout=20)
-
-
-def test_a_hard_time_limit_frees_the_lock(start, locks_of):
-    result, _ = start("hard_limited")
-    with pytest.raises(TimeLimitExceeded):
-        result.get(timeout=20)
-    eventually(lambda: not locks_of(result.id), "the lock is free long before its ttl", 30)
 
 
 def test_a_soft_time_limit_frees_the_lock(start, journal, label, locks_of):
@@ -109,21 +84,6 @@ def test_a_lock_outlives_its_ttl_and_its_loss_ends_the_body(start, client, locks
     with pytest.raises(LockLost):
         result.get(timeout=50)
     client.delete(key)
-
-
-def test_a_newer_run_replaces_the_running_one(start, send, label):
-    first, _ = start("replaced", 60.0)
-    second = send("replaced", label, 0.1)
-    assert second.get(timeout=30)[0] == label
-    with pytest.raises(TaskSkipped):
-        first.get(timeout=20)
-
-
-def test_a_task_that_others_own_has_its_lock_there_too(start, send, label):
-    first, _ = start("plain", 20.0)
-    with pytest.raises(TaskSkipped) as caught:
-        send("plain", label).get(timeout=60)
-    assert caught.value.holder.task_id == first.id
 
 
 def test_no_error_is_ours(worker):

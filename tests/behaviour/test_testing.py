@@ -24,8 +24,6 @@ from celery_redislock import (
     LockUnavailable,
     RedisLock,
     SingletonTask,
-    Skip,
-    lock_lost,
     testing,
 )
 from celery_redislock.testing import (
@@ -38,7 +36,7 @@ from celery_redislock.testing import (
     memory_locks,
 )
 from tests.behaviour.looking import Keys
-from tests.support.waiting import eventually, never
+from tests.support.waiting import eventually
 from tests.support.workers import ROOT
 
 Hold = Callable[..., HeldLock]
@@ -102,32 +100,6 @@ def test_without_eager_locks_an_eager_call_takes_none(define):
             assert task.apply().get() == "ran"
 
 
-def test_a_skip_with_a_result_is_seen_in_the_outcomes(define, held_lock, redislock_memory):
-    def sync() -> str:
-        return "ran"
-
-    task = define(sync, on_conflict=Skip(result="was there"))
-    held_lock(task)
-    result = task.apply()
-    assert result.get() == "was there"
-    assert redislock_memory.outcomes() == ["skipped with a result"]
-    with pytest.raises(AssertionError, match=r"was not skipped: it is SUCCESS with 'was there'"):
-        assert_skipped(result)
-
-
-def test_a_lock_that_several_may_hold_is_held_altogether(define, held_lock):
-    def sync() -> None: ...
-
-    with memory_locks():
-        task = define(sync, lock_limit=3)
-        held = held_lock(task)
-        assert_skipped(task.apply())
-        with pytest.raises(AssertionError, match="is not free"):
-            held_lock(task)
-        held.release()
-        assert task.apply().successful()
-
-
 def test_assertions_say_who_holds_a_lock(define, redislock_memory):
     def sync(account: int) -> None: ...
 
@@ -173,14 +145,6 @@ def test_a_task_that_the_settings_name_is_locked_whenever_it_is_defined(app, lab
         assert locks.outcomes() == ["skipped"]
 
 
-def test_a_lock_is_held_of_a_task_that_was_not_called_yet(app, conf, label):
-    app.conf.update(redislock_url=conf["redislock_url"], redislock_tasks={label: {}})
-    task = app.task(shared=False, name=label)(runs)
-    with hold_lock(task):
-        assert_locked(task)
-    assert_free(task)
-
-
 # -- losing the lock --------------------------------------------------------------------------
 
 
@@ -201,42 +165,6 @@ def test_a_body_sees_at_once_that_its_lock_is_lost(
         assert isinstance(result.result, LockLost)
     else:
         assert result.get() is True
-
-
-def test_a_body_may_lose_its_lock_in_a_sleep_that_a_test_replaced(
-    define, lose_lock, redislock_memory, monkeypatch
-):
-    def sync(self: Any) -> bool:
-        time.sleep(60)
-        return bool(self.lock.lost)
-
-    def slept(seconds: float) -> None:
-        if threading.current_thread() is threading.main_thread():
-            lose_lock()
-
-    monkeypatch.setattr(time, "sleep", slept)
-    assert define(sync, bind=True, lock_ttl=300).apply().get() is True
-
-
-def test_a_lost_lock_is_an_abort_also_if_whoever_hears_of_it_takes_long(
-    define, lose_lock, redislock_memory
-):
-    def sync() -> None:
-        lose_lock()
-
-    reasons = []
-
-    def receiver(details: Any, **kwargs: Any) -> None:
-        time.sleep(0.3)
-        reasons.append(details.reason)
-
-    lock_lost.connect(receiver)
-    try:
-        result = define(sync, lock_ttl=300, on_lock_lost="abort").apply()
-    finally:
-        lock_lost.disconnect(receiver)
-    assert isinstance(result.result, LockLost)
-    assert reasons == ["an operator broke it: lose_lock"]
 
 
 def test_only_a_lock_of_this_process_can_be_lost(define, lose_lock, redislock_memory):
@@ -282,16 +210,6 @@ def test_every_redis_lock_of_the_process_is_in_memory(held_lock):
             assert waits.result(20) is True
         with pytest.raises(LockConflict), RedisLock("redis://127.0.0.1:3", "account:5", timeout=0):
             pass
-
-
-def test_a_task_and_a_redis_lock_share_a_name(define, redislock_memory):
-    def sync(account: int) -> str:
-        return "ran"
-
-    task = define(sync, lock_key="account:{account}")
-    with RedisLock("redis://127.0.0.1:1", "account:5"):
-        assert_skipped(task.apply((5,)))
-    assert task.apply((5,)).get() == "ran"
 
 
 # -- where it begins and ends -----------------------------------------------------------------
@@ -348,15 +266,6 @@ def test_time_travel_ends_waits_and_ends_with_the_memory(label):
         assert after.client.time()[0] < time.time() + 60
         assert not lock.lost
     assert time.monotonic() < began + 60
-
-
-def test_time_that_passes_in_an_inner_memory_costs_no_lock_of_the_outer_one(label):
-    with memory_locks() as outer, RedisLock("redis://redis.example", label, ttl=30) as lock:
-        with memory_locks() as inner:
-            inner.advance(3600)
-            never(lambda: lock.lost, "it is lost", 0.3)
-        assert lock.extend()
-        assert 0 < outer.client.pttl(lock.key) <= 30_000
 
 
 def test_waiters_that_are_woken_together_are_all_woken_at_once(define, redislock_memory):

@@ -81,19 +81,3 @@ def test_an_old_holder_is_warned_of_with_its_name_and_age_and_a_young_one_is_not
     age = re.search(r", for (\d+) s$", text)
     assert age, text
     assert 5 <= int(age[1]) < 60
-
-
-def test_a_duplicate_that_will_run_later_is_not_warned_of(send, run, said, label):
-    _, began = run("warns_defer")
-    await_age(began, 5.5)
-    level, text = said(send("warns_defer", label))
-    assert (level, text.split(" ")[0]) == ("INFO", "deferred")
-
-
-def test_a_pause_after_a_run_is_no_old_holder(send, journal, said, label):
-    assert send("warns_pause", label, 0.0).get(timeout=20)
-    (began,) = journal.read(label, "start")
-    await_age(began, 5.5)
-    level, text = said(turned_down(send, "warns_pause", label))
-    assert (level, text.split(":")[0]) == ("INFO", "skipped")
-    assert "followed by a pause" in text

@@ -1,7 +1,6 @@
 """Runs other packages' own tests with ours in the place of theirs, and compares:
 
     python -m tests.foreign celery [--only GLOB] [--way GLOB] [--broker rabbitmq] [--json]
-    python -m tests.foreign redis-py
 
 It exits with 1 if a test passes plain, fails with ours, also when it is run again alone, and is not
 named in `named.py`.

@@ -60,25 +60,3 @@ CELERY: tuple[Named, ...] = (
         ("already done",),
     ),
 )
-
-_VALUE = "the lock's value is JSON that holds the token, and the token is never the caller's"
-_TTL = "a lock always has a ttl: 30 s unless another is given, and a heartbeat"
-_EXTEND = "`extend` sets the lock's life to a whole ttl, and does not add to it"
-_POLLING = "the test counts the sleeps of a loop that polls; a release wakes ours"
-REDIS_PY = tuple(
-    Named(f"*::TestLock::{test}{params}", reason)
-    for test, reason in {
-        "test_lock": f"{_VALUE}; {_TTL}",
-        "test_lock_token": _VALUE,
-        "test_lock_token_thread_local_false": _VALUE,
-        "test_context_manager": _VALUE,
-        "test_blocking_timeout": _POLLING,
-        "test_context_manager_blocking_timeout": _POLLING,
-        "test_extend_lock": _EXTEND,
-        "test_extend_lock_float": _EXTEND,
-        "test_extending_lock_with_no_timeout_raises_error": _TTL,
-        "test_reacquiring_lock_with_no_timeout_raises_error": _TTL,
-        "test_context_manager_reacquiring_lock_with_no_timeout_raises_error": _TTL,
-    }.items()
-    for params in ("", "[*]")
-)

@@ -1,6 +1,6 @@
 """A plugin of pytest for other packages' tests: writes how each test ended, as it ends.
 
-These plugins are put on the path by themselves: redis-py's tests are a package `tests`, too.
+These plugins are put on the path by themselves.
 """
 
 from __future__ import annotations

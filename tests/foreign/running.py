@@ -82,7 +82,7 @@ class Stage:
             **({} if os.getuid() else {"C_FORCE_ROOT": "yes"}),
             # One test starts `celery`.
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            # The plugins, and nothing else of ours: redis-py's tests are a package `tests`, too.
+            # The plugins, and nothing else of ours.
             "PYTHONPATH": f"{Path(__file__).parent}{os.pathsep}.",
             "FOREIGN_RESULTS": str(results),
             "GUARD_SLOTS": str(SLOTS),

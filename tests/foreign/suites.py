@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .compare import Named
-from .named import CELERY, REDIS_PY
+from .named import CELERY
 
 #: Nothing of it enters the repository.
 FOLDER = Path(__file__).parents[2] / "build/foreign"
@@ -92,13 +92,6 @@ def celery() -> Iterator[Suite]:
         yield _suite(name, folder, groups, "redislock_guard", GUARDED, CELERY)
 
 
-def redis_py() -> Iterator[Suite]:
-    folder = unpacked("redis", "tests/", "pyproject.toml")
-    files = (folder / each for each in ("tests/test_lock.py", "tests/test_asyncio/test_lock.py"))
-    ways = [Way("RedisLock", {"ADAPTED": "yes"})]
-    yield _suite("redis-py lock", folder, files, "redislock_adapter", ways, REDIS_PY)
-
-
 def _suite(
     name: str,
     folder: Path,
@@ -122,4 +115,4 @@ def _parts(path: Path) -> Sequence[str]:
     return [f"::{each}" for each in classes] if is_long and only_classes else [""]
 
 
-SUITES: Mapping[str, Callable[[], Iterator[Suite]]] = {"celery": celery, "redis-py": redis_py}
+SUITES: Mapping[str, Callable[[], Iterator[Suite]]] = {"celery": celery}

@@ -24,7 +24,8 @@ def names_in(path: Path) -> set[str]:
     nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
     found = [node for node in nodes if isinstance(node, kinds)]
-    props = {node.name for node in found if "prop" in map(ast.unparse, node.decorator_list)}
+    marks = {"prop", "of_one_release"}
+    props = {node.name for node in found if marks & {*map(ast.unparse, node.decorator_list)}}
     return props or {node.name for node in found if node.name[:5] == "test_"}
 
 

@@ -162,17 +162,6 @@ def test_every_deprecation_is_in_the_changelog():
         assert undocumented(module.read_text(encoding="utf-8"), CHANGES) == [], module
 
 
-def test_a_deprecation_that_is_not_in_the_changelog_is_noticed():
-    source = (
-        "def old():\n"
-        "    warn('lock_old is deprecated: write lock_new', RedisLockDeprecationWarning, 2)\n"
-    )
-    added = "## 2.0.0\n\n### Added\n\n- `lock_old`\n\n"
-
-    assert undocumented(source, added) == ["lock_old"]
-    assert undocumented(source, f"{added}### Deprecated\n\n- `lock_old`: `lock_new`.\n") == []
-
-
 def test_the_filter_of_the_page_fails_a_project_that_uses_what_is_deprecated(tmp_path):
     page = (ROOT / "docs/compatibility.md").read_text(encoding="utf-8")
     (settings,) = re.findall(r"^```toml\n(.*?)^```", page, re.M | re.S)

@@ -15,18 +15,14 @@ from .faults.checker import check
 from .faults.soak import Soak
 from .history import read
 from .hosts.proof import Hosts
-from .storms import Storms
-from .torture.proof import Torture
 
-PROOFS = {each.name: each for each in (Faults(), Soak(), Hosts(), Torture(), Storms(), Failovers())}
+PROOFS = {each.name: each for each in (Faults(), Soak(), Hosts(), Failovers())}
 HELP = """\
 python -m tests.proofs [--help] [PROOF [OPTION...]]: without a PROOF all faults, and then the hosts
 
 {proofs}
 check: judges the history of a fault or soak again
   python -m tests.proofs check HISTORY
-model: explores the protocol's rules in every order of events
-  python -m tests.proofs model [--only TEXT] [--traces] [--big] [--write]
 
 What each proves: tests/proofs/README.md"""
 
@@ -38,8 +34,6 @@ def main(arguments: Sequence[str]) -> int:
     name, *others = arguments
     if name in PROOFS:
         return harness.main(PROOFS[name], others)
-    if name == "model":
-        return model(others)
     if name == "check":
         return check_again(*others)
     usages = (f"{p.name}: {p.about}\n  {harness.usage(p)}" for p in PROOFS.values())
@@ -52,13 +46,6 @@ def check_again(path: str) -> int:
     violations = check(read(path)).violations
     print("\n".join(map(str, violations)) or "nothing is wrong")
     return int(bool(violations))
-
-
-def model(arguments: Sequence[str]) -> int:
-    from .model import __main__ as protocol
-
-    sys.argv[1:] = arguments
-    return protocol.main()
 
 
 if __name__ == "__main__":

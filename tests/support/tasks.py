@@ -126,9 +126,6 @@ quiet = singleton(name="quiet", send_events=False)(body)
 skip_warned = singleton(name="skip_warned", lock_ttl=0.5)(body)
 skip_result = singleton(name="skip_result", on_conflict=Skip(result="skipped"))(body)
 defer = singleton(name="defer", on_conflict=Defer(delay=0.2, backoff=1.0))(body)
-defer_briefly = singleton(
-    name="defer_briefly", on_conflict=Defer(delay=0.2, max_wait=0.5, then=Raise())
-)(body)
 defer_long = singleton(name="defer_long", on_conflict=Defer(delay=60))(body)
 wait = singleton(name="wait", on_conflict=Wait())(body)
 wait_long = singleton(name="wait_long", lock_ttl=60, on_conflict=Wait())(body)
@@ -157,7 +154,6 @@ debounced = singleton(
     name="debounced", lock_key="debounced:{label}", on_conflict=Debounce(quiet=1, max_wait=3)
 )(body)
 two_at_once = singleton(name="two_at_once", lock_limit=2)(body)
-two_at_once_queued = singleton(name="two_at_once_queued", lock_limit=2, on_conflict="queue")(body)
 pauses = singleton(name="pauses", lock_min_hold=6)(body)
 ticks = singleton(name="ticks", lock_min_hold=1.5)(body)
 refuse = singleton(name="refuse", on_conflict="raise")(body)
@@ -165,8 +161,6 @@ warning = {"lock_key": "warns:{label}", "lock_ttl": 0.5}
 warns = singleton(name="warns", **warning)(body)
 warns_result = singleton(name="warns_result", on_conflict=Skip(result="skipped"), **warning)(body)
 warns_raise = singleton(name="warns_raise", on_conflict="raise", **warning)(body)
-warns_defer = singleton(name="warns_defer", on_conflict=Defer(delay=60), **warning)(body)
-warns_pause = singleton(name="warns_pause", lock_min_hold=60, **warning)(body)
 late = singleton(name="late", acks_late=True, reject_on_worker_lost=True)(body)
 lingers = singleton(name="lingers", lock_key="{label}", acks_late=True)(body)
 late_hour = singleton(name="late_hour", acks_late=True, lock_ttl=5)(body)
@@ -182,18 +176,12 @@ replaced = singleton(name="replaced", on_conflict=Replace(grace=0))(body)
 replaced_late = singleton(
     name="replaced_late", acks_late=True, reject_on_worker_lost=True, on_conflict=Replace(grace=0)
 )(body)
-replaced_result = singleton(
-    name="replaced_result", on_conflict=Replace(grace=0, result=["replaced"])
-)(body)
 replaced_late_result = singleton(
     name="replaced_late_result",
     acks_late=True,
     on_conflict=Wait(timeout=0.01, then=Replace(grace=0, result=["replaced"])),
 )(body)
 replaced_sometime = singleton(name="replaced_sometime", on_conflict=Replace(grace=60))(body)
-replaced_by_abort = singleton(
-    name="replaced_by_abort", on_conflict=Replace(grace=60), on_lock_lost="abort"
-)(body)
 
 
 def end_gently(self: Any, label: str, seconds: float = 60.0, how: str = "ensure") -> Any:
@@ -297,31 +285,6 @@ def describe(self: Any, label: str, seconds: float | str = 0.0) -> Any:
 describes = singleton(name="describes", on_conflict=Defer(delay=0.2))(describe)
 
 
-def newest_retries(self: Any, label: str, seconds: float = 0.05, times: int = 0) -> Any:
-    journal.write("start", label, self.request)
-    pause(seconds)
-    journal.write("end", label, self.request)
-    if self.request.retries < times:
-        raise self.retry(countdown=0)
-    return self.request.retries
-
-
-debounced_retries = singleton(
-    name="debounced_retries", max_retries=3, on_conflict=Debounce(quiet=1, max_wait=3)
-)(newest_retries)
-
-
-@singleton(name="retries_and_goes_on", max_retries=3)
-def retries_and_goes_on(self: Any, label: str, seconds: float = 1.0) -> Any:
-    """Publishes its next attempt and does not end yet."""
-    journal.write("start", label, self.request)
-    if self.request.retries < 1:
-        self.retry(countdown=0, throw=False)
-        pause(seconds)
-    journal.write("end", label, self.request)
-    return self.request.retries
-
-
 @singleton(name="replaces")
 def replaces(self: Any, label: str) -> Any:
     journal.write("start", label, self.request)
@@ -375,7 +338,6 @@ def sleep_until_lost(self: Any, label: str, seconds: float = 20.0, how: str = "s
 
 
 aborts = singleton(name="aborts", lock_ttl=1, on_lock_lost="abort")(sleep_until_lost)
-aborts_later = singleton(name="aborts_later", lock_ttl=6, on_lock_lost="abort")(sleep_until_lost)
 
 
 @singleton(name="holds_gil", lock_ttl=2)
@@ -461,13 +423,6 @@ def hooked(self: Any, label: str) -> dict[str, bool]:
     """Whether the body, and a thread that it starts, see the lock."""
     with ThreadPoolExecutor() as threads:
         return {"body": bool(current_lock), "thread": threads.submit(bool, current_lock).result()}
-
-
-@app.task(name="chained", bind=True, base=SingletonTask, lock_key="chain:{label}", lock_ttl=6)
-def chained(self: Any, label: str, number: int = 0) -> Any:
-    journal.write("start", label, self.request)
-    journal.write("end", label, self.request)
-    return label
 
 
 @singleton(name="computes", lock_ttl=2)

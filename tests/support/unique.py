@@ -6,7 +6,7 @@ import os
 import signal
 from typing import Any
 
-from celery_redislock import Queue, Raise, Replace, Wait
+from celery_redislock import Queue
 
 _MAIN = os.getpid()
 
@@ -24,28 +24,12 @@ UNIQUE: dict[str, dict[str, Any]] = {
     "unique_queued": {"lock_scope": "queued"},
     "unique_or_raise": {"lock_scope": "queued+running", "on_queued_conflict": "raise"},
     "unique_skip": {"lock_scope": "queued+running", "on_queued_conflict": "publish"},
-    "unique_wait": {
-        "lock_scope": "queued+running",
-        "on_queued_conflict": "publish",
-        "on_conflict": Wait(timeout=30, then=Raise()),
-    },
-    "unique_line": {
-        "lock_scope": "queued+running",
-        "on_queued_conflict": "publish",
-        "on_conflict": Queue(),
-    },
     "unique_killed": {
         "lock_scope": "queued+running",
         "lock_key": kill_child,
         "on_conflict": Queue(),
     },
-    "unique_newest": {
-        "lock_scope": "queued+running",
-        "on_queued_conflict": "publish",
-        "on_conflict": Replace(grace=0),
-    },
     "unique_short": {"lock_scope": "queued+running", "lock_ttl": 1, "lock_queued_ttl": 30},
     "unique_lost": {"lock_scope": "queued+running", "lock_ttl": 10, "lock_queued_ttl": 1},
-    "unique_late": {"lock_scope": "queued+running", "acks_late": True},
     "unique_limited": {"lock_scope": "queued+running", "time_limit": 1},
 }

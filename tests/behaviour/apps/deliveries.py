@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from celery import chain
 from celery.signals import before_task_publish
 from kombu.common import Broadcast
 
@@ -92,24 +91,6 @@ for name, base in CONTEXTS.items():
 
 
 # -- replaced by a canvas of its own ----------------------------------------------------------
-
-
-@singleton(name="hands_on", lock_key="hands on:{label}")
-def hands_on(self: Any, label: str, how: str, queue: str) -> Any:
-    journal.write("start", label, self.request, "first")
-    journal.await_go(self.request.id)
-    journal.write("end", label, self.request)
-    same = goes_on.si(label).set(queue=queue)
-    if how == "chain":
-        return self.replace(chain(same, last.si(label).set(queue=queue)))
-    return self.replace(same)
-
-
-@singleton(name="goes_on", lock_key="hands on:{label}")
-def goes_on(self: Any, label: str) -> str:
-    journal.write("start", label, self.request, "second")
-    journal.write("end", label, self.request)
-    return "second"
 
 
 @app.task(name="last", bind=True)
@@ -201,15 +182,6 @@ for policy, on_conflict in POLICIES.items():
     singleton(name=f"describe_{policy}", on_conflict=on_conflict)(describe)
     singleton(name=f"show_{policy}", on_conflict=on_conflict)(show)
     singleton(name=f"describe_{policy}_late", on_conflict=on_conflict, acks_late=True)(describe)
-
-
-@singleton(name="describe_retry", on_conflict=Defer(delay=0.3), max_retries=1)
-def describe_retry(self: Any, label: str, seconds: float | None = 0.1) -> Any:
-    """What the message of its retry said."""
-    described = describe(self, label, seconds)
-    if not self.request.retries:
-        raise self.retry(args=(label,), countdown=0)
-    return described
 
 
 singleton(name="defer_half", on_conflict=Defer(delay=0.5))(body)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import uuid
-from unittest import mock
 
 import pytest
 from django.core.exceptions import SynchronousOnlyOperation
@@ -19,10 +18,9 @@ from django.urls import path
 from shop.celery import app
 from shop.models import Product
 
-from celery_redislock import ConfigError, LockConflict, LockLost, LockUnavailable, RedisLock
+from celery_redislock import LockConflict, LockLost, RedisLock
 from celery_redislock.django import transaction_lock
 from tests.behaviour.apps.transactions_settings import ALIASES
-from tests.support.interrupts import Interrupt, each_place
 from tests.support.waiting import eventually
 
 
@@ -178,47 +176,6 @@ class Committed(Names, TransactionTestCase):
             raise Left
         assert self.prices() == [1]
 
-    def test_a_connection_that_is_not_really_closed_keeps_it(self):
-        with transaction.atomic():
-            with transaction_lock(self.name):
-                Product.objects.update(price=2)
-            with mock.patch.object(connections["default"], "is_in_memory_db", return_value=True):
-                connection.close()
-            assert self.locked
-        assert not self.locked
-        assert self.prices() == [2]
-
-    def test_a_copy_of_the_connection_has_a_transaction_of_its_own(self):
-        with transaction.atomic():
-            with transaction_lock(self.name):
-                copies = [connection.copy(), connection.copy()]
-            copies[0].set_autocommit(False)
-            copies[0].commit()
-            copies[0].rollback()
-            copies[0].close()
-            assert self.locked
-        copies[1].close()
-        assert not self.locked
-
-    def test_threads_that_share_a_connection_do_not_share_its_lock(self):
-        """As those of a LiveServerTestCase do, with a database in memory."""
-        shared, refused = connections["default"], []
-
-        def take():
-            connections["default"] = shared
-            try:
-                with transaction_lock(self.name, timeout=0):
-                    pass
-            except LockConflict as exc:
-                refused.append(exc.key)
-
-        with transaction_lock(self.name) as lock:
-            thread = threading.Thread(target=take)
-            thread.start()
-            thread.join(60)
-        assert refused == [lock.key]
-        assert not self.locked
-
     def test_coroutines_which_may_share_a_connection_are_refused(self):
         async def enter():
             with transaction_lock(self.name):
@@ -226,20 +183,6 @@ class Committed(Names, TransactionTestCase):
 
         with pytest.raises(SynchronousOnlyOperation, match="transaction_lock cannot be used"):
             asyncio.run(enter())
-
-    def test_whoever_is_interrupted_leaves_no_lock_behind(self):
-        kind = type(connections["default"])
-
-        def call():
-            with transaction.atomic(), transaction_lock(self.name, timeout=0):
-                pass
-
-        for where, ended in each_place(call, ("celery_redislock.django",)):
-            assert isinstance(ended, Interrupt | None), where
-            with transaction_lock(self.name, timeout=0):
-                pass
-            assert not self.locked, where
-            assert type(connections["default"]) is kind, where
 
     def test_without_autocommit_the_next_commit_or_rollback_releases_it(self):
         transaction.set_autocommit(False)
@@ -303,19 +246,6 @@ class Committed(Names, TransactionTestCase):
         thread.join(60)
         assert seen == [2]
 
-    def test_it_is_kept_alive_until_the_transaction_ends(self):
-        with transaction.atomic():
-            with transaction_lock(self.name, ttl=2) as lock:
-                pass
-            before = lock.holder()
-            done = threading.Event()
-            threading.Timer(3, done.set).start()
-            assert done.wait(60)
-            assert not lock.lost
-            assert lock.holder().task_id == before.task_id
-            assert lock.holder().acquired_at == before.acquired_at
-        assert not self.locked
-
     def test_a_lost_lock_does_not_commit(self):
         with pytest.raises(LockLost), transaction.atomic():
             with transaction_lock(self.name, ttl=3) as lock:
@@ -362,22 +292,6 @@ class Committed(Names, TransactionTestCase):
         eventually(lambda: lock.lost, "it is known to be lost", 30)
         return thief
 
-    def test_arguments_are_those_of_a_lock(self):
-        with transaction_lock(self.name, ttl=7, label="the lamp") as lock:
-            assert lock.ttl == 7
-            assert lock.holder().label == "the lamp"
-            with (
-                pytest.raises(LockConflict) as caught,
-                transaction_lock(self.name, "other", timeout=0),
-            ):
-                pass
-            assert caught.value.holder.label == "the lamp"
-        away = "redis://127.0.0.1:1/0"
-        with pytest.raises(LockUnavailable), transaction_lock(self.name, source=away, timeout=0):
-            pass
-        with pytest.raises(ConfigError), transaction_lock("", timeout=0):
-            pass
-
 
 class NeverCommitted(Names, TestCase):
     """In a TestCase, whose own blocks never commit."""
@@ -411,13 +325,6 @@ class NeverCommitted(Names, TestCase):
             with transaction_lock(self.name):
                 pass
         assert seen == [False]
-
-    def test_a_block_without_a_savepoint_gives_it_back_to_the_next_one(self):
-        with transaction.atomic(savepoint=False), transaction_lock(self.name) as first:
-            pass
-        with transaction.atomic(), transaction_lock(self.name, timeout=0) as second:
-            assert second is not first
-        assert not self.locked
 
     def test_a_lost_lock_rolls_its_block_back(self):
         with pytest.raises(LockLost), transaction.atomic():

@@ -69,8 +69,6 @@ SAME: dict[str, dict[str, Any]] = {
     },
     "lost_for_good": {"retry_on_worker_lost": True, "max_retries": 0},
     "not_acked": {"acks_late": True, "acks_on_failure_or_timeout": False},
-    "short": {"lock_ttl": 2},
-    "defers_outage": {"on_redis_error": "defer", "lock_ttl": 3},
     "runs_unlocked": {"on_redis_error": "run", "lock_ttl": 3},
     "raises_unlocked": {"on_redis_error": "raise", "lock_ttl": 3},
 }
@@ -88,7 +86,7 @@ RESERVED: dict[str, Any] = {"lock_scope": "queued+running", "lock_queued_ttl": 3
 
 def ends(release: int, conf: Mapping[str, Any]) -> Celery:
     """The app of the release before (1) or after (2). Each task is there also as one that is
-    reserved when it is sent, as "reserved_<name>"; and "brief_<name>" is so for 3 s only.
+    reserved when it is sent, as "reserved_<name>".
     """
     app = new_app("ends", conf)
     changed = CHANGED if release == 2 else {name: {} for name in CHANGED}
@@ -99,11 +97,7 @@ def ends(release: int, conf: Mapping[str, Any]) -> Celery:
             "base": SingletonTask, "bind": True, "lock_key": KEY, "lock_ttl": 6,
             "on_conflict": "queue", "shared": False,
         }  # fmt: skip
-        for prefix, more in (
-            ("", {}),
-            ("reserved_", RESERVED),
-            ("brief_", {**RESERVED, "lock_queued_ttl": 3}),
-        ):
+        for prefix, more in (("", {}), ("reserved_", RESERVED)):
             every = {**defaults, **more, **options}
             if every["base"] is Task:
                 every = {"base": Task, "bind": True, "shared": False}

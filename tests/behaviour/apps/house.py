@@ -9,7 +9,7 @@ from typing import Any
 
 from celery import Celery
 
-from celery_redislock import Debounce, Policy, Queue, SingletonTask, Skip, Wait
+from celery_redislock import Debounce, Policy, SingletonTask, Wait
 
 from .bodies import CONF, add_tasks, client, new_app
 
@@ -41,20 +41,12 @@ TASKS: dict[str, dict[str, Any]] = {
     "runs_unlocked": {"on_conflict": "queue", "on_redis_error": "run", "lock_ttl": 3},
     "raises_unlocked": {"on_conflict": "queue", "on_redis_error": "raise", "lock_ttl": 3},
     "queues": {"on_conflict": "queue", "lock_key": "shared:{label}"},
-    "queues_briefly": {
-        "on_conflict": Queue(max_wait=2, then=Skip()),
-        "lock_key": "shared:{label}",
-    },
     "waits": {"on_conflict": Wait(), "lock_key": "shared:{label}"},
-    "waits_long": {"on_conflict": Wait(), "lock_ttl": 60},
     "retries_and_waits": {"on_conflict": Wait(), "lock_across_retries": "hold"},
     "forgets": {"on_conflict": Forgetful()},
     "settles": {"on_conflict": Debounce(quiet=60, max_wait=600)},
-    "two_queue": {"on_conflict": "queue", "lock_limit": 2},
-    "cools_queue": {"on_conflict": "queue", "lock_min_hold": 1.2},
     "describes": {"lock_ttl": 2},
     "pauses": {"lock_pause": 1.5},
-    "pauses_queue": {"lock_pause": {"failure": 1.5}, "on_conflict": "queue"},
     "pauses_as_asked": {"on_conflict": Wait()},
     "pauses_and_skips": {},
     "dies_and_holds": {
@@ -67,9 +59,8 @@ TASKS: dict[str, dict[str, Any]] = {
         "lock_ttl": 60,
         "lock_across_retries": "hold",
     },
-    "fewer_later_short": {"lock_limit": limit_of_now, "lock_ttl": 3},
     "fewer_later_kept": {"lock_limit": limit_of_now, "lock_scope": "queued+running"},
-    "cools_two_queue": {"on_conflict": "queue", "lock_min_hold": 1.2, "lock_limit": 2},
+    "fewer_later_short": {"lock_limit": limit_of_now, "lock_ttl": 3},
 }
 
 

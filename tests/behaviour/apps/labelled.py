@@ -14,7 +14,6 @@ TASKS: dict[str, dict[str, Any]] = {
     "queues": {"on_conflict": "queue"},
     "is_unique": {"lock_scope": "queued+running"},
     "does_not_fit": {"on_conflict": "skip", "lock_label": "order {label[id]}"},
-    "has_none": {"on_conflict": "skip", "lock_label": None},
 }
 
 app = new_app("labelled", CONF)

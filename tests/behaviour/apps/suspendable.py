@@ -23,14 +23,11 @@ TASKS: dict[str, dict[str, Any]] = {
     "raises": {"on_conflict": Raise()},
     "waits": {"on_conflict": Wait()},
     "waits_briefly": {"on_conflict": Wait(timeout=2, then=Raise())},
-    "waits_a_while": {"on_conflict": Wait(timeout=3, then=Raise())},
     "queues": {"on_conflict": Queue()},
     "replaces": {"on_conflict": Replace(grace=0.3)},
-    "holds_its_retry": {"on_conflict": Skip(), "lock_across_retries": "hold"},
     "unique": {"on_conflict": Queue(), "lock_scope": "queued+running"},
     "unique_until_it_starts": {"lock_scope": "queued"},
     "first_of_two": {"lock_key": "shared:{label}"},
-    "second_of_two": {"lock_key": "shared:{label}"},
     "comes_back": {"acks_late": True, "reject_on_worker_lost": True, "lock_ttl": 2},
 }
 

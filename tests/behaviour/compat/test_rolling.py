@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import uuid
 
 import pytest
@@ -63,25 +61,6 @@ def test_a_worker_of_ours_frees_what_an_old_sender_locked(
     assert second.id != first.id
     end(second)
     eventually(lambda: originals() == [], "again")
-
-
-@pytest.mark.parametrize("name", ["slow_task", "do_or_raise"])
-def test_it_does_so_however_the_task_ends(
-    theirs, ours, sender, label, journal, starts, end, originals, name
-):
-    old = getattr(theirs, name)
-    old.apply_async((label,), queue="compat-ours")
-    starts()
-    os.kill(journal.read(label, "start")[-1].pid, signal.SIGKILL)
-    eventually(lambda: originals() == [], "its pool process was killed")
-    old.apply_async((label,), queue="compat-ours", expires=-1)
-    eventually(lambda: originals() == [], "it had expired")
-    running = getattr(ours, name).delay(label)
-    eventually(lambda: journal.count(label, "start") == 2, "a new sender's runs")
-    duplicate = old.apply_async((label,), queue="compat-ours")
-    eventually(lambda: duplicate.state == "REVOKED", "it is skipped")
-    eventually(lambda: originals() == [], "and its sender's lock is gone")
-    end(running)
 
 
 def test_what_an_old_sender_locked_for_another_message_stays(theirs, ours, label, end, originals):

@@ -97,17 +97,6 @@ def test_one_worker_runs_it_and_the_others_end_their_copies(site, journal, label
     assert site.received(result) == 3
 
 
-def test_a_worker_that_is_late_does_not_run_it_again(site, journal, label):
-    busy = [site.send("occupies", f"busy {label}", number=0) for _ in range(2)]
-    eventually(lambda: journal.count(f"busy {label}", "start") == 2, "one worker is busy")
-    result = site.broadcast("skip", label)
-    assert result.get(timeout=10) == label
-    for each in busy:
-        journal.let_go(each.id)
-    await_line(site.workers[0], result.id, "already done")
-    assert journal.count(label, "start") == 1
-
-
 @pytest.mark.parametrize("policy", ["defer", "queue", "replace"])
 def test_copies_that_meet_another_run_are_put_off_each_to_its_own_queue(
     site, journal, label, started, policy
@@ -148,24 +137,3 @@ def test_with_the_host_in_its_key_it_runs_once_on_each_host(site, journal, label
     eventually(lambda: journal.count(label, "end") == 2, "it ran on both")
     eventually(lambda: len(site.ends_of_copies(result)) == 1, "the third has ended its copy")
     assert journal.count(label, "start") == 2
-
-
-def test_an_outage_puts_each_copy_off_or_fails_it(
-    start_worker, own_redis, conf, broker, journal, label
-):
-    site = Site(conf, *broker)
-    hosts = ["one"] if site.kind == "redis" else ["one", "one"]
-    with site.app:
-        site.start(start_worker, *hosts, redislock_url=f"{own_redis.url}/0")
-        own_redis.kill()
-        result = site.broadcast("late", label)
-        if site.kind == "redis":
-            eventually(lambda: result.state == "FAILURE", "it failed, and says so")
-            assert "not available" in str(result.result)
-            return
-        for worker in site.workers:
-            await_line(worker, result.id, "is deferred for")
-        own_redis.start()
-        assert result.get(timeout=40) == label
-        eventually(lambda: len(site.ends_of_copies(result)) == 1, "the other has ended")
-        assert journal.count(label, "start") == 1

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import pytest
 
-from celery_redislock import RedisLock, TaskSkipped
+from celery_redislock import TaskSkipped
 from tests.behaviour.apps.contexts import CONTEXTS
 from tests.behaviour.deliveries.conftest import APP
 from tests.support.waiting import eventually
@@ -50,25 +48,3 @@ def test_the_lock_is_free_when_its_call_has_ended(worker_queue, sender, journal,
 def ran(label):
     """The body of the eager ones."""
     return label
-
-
-@pytest.mark.parametrize("name", CONTEXTS)
-def test_an_eager_duplicate_is_skipped_as_well(conf, web, define, label, name):
-    web.conf.redislock_eager = True
-    entered = []
-
-    @contextlib.contextmanager
-    def context(task, label):
-        entered.append(task.lock_holder(label))
-        yield
-
-    web.context = context
-    task = define(ran, name=name, base=CONTEXTS[name], lock_key="{label}")
-    lock = RedisLock(conf["redislock_url"], label, ttl=6)
-    with lock:
-        result = task.apply((label,))
-    assert result.state == "REVOKED"
-    assert isinstance(result.result, TaskSkipped)
-    assert entered == []
-    assert task.apply((label,)).get() == label
-    assert [holder is not None for holder in entered] == [True], "under the lock"

@@ -131,15 +131,6 @@ def test_every_property_and_header_is_kept(broker, conf, queue, journal, label, 
     assert shown["compression"] == "application/x-gzip"
 
 
-def test_a_message_without_compression_stays_so(worker, send_here, journal, label, started):
-    holder = send_here("show_queue", label, None)
-    started()
-    duplicate = send_here("show_queue", label)
-    await_line(worker, duplicate.id, "queued")
-    journal.let_go(holder.id)
-    assert "compression" not in duplicate.get(timeout=20)
-
-
 def test_one_that_cannot_be_published_again_is_given_back_once_a_second_and_runs_in_the_end(
     worker, send_here, redis_server, journal, label, queue, started
 ):

@@ -85,23 +85,3 @@ def test_a_redelivered_message_is_put_off_and_runs_when_the_dead_holders_lock_ha
     assert result.get(timeout=40) == label
     never(lambda: journal.count(label, "start") > 2, "a further copy runs", 1.5)
     assert journal.overlaps(label) == []
-
-
-def test_a_duplicate_is_put_off_to_the_queue_from_which_it_came_only(
-    start_worker, app_of, quorum, journal, label, queue, started
-):
-    """Celery's own way of delaying would give it to both queues of its exchange, each time."""
-    how = {"exchange": f"x{queue}", "exchange_type": "topic", "routing_key": f"k{queue}"}
-    how["queue_arguments"] = {"x-queue-type": "quorum"}
-    names = [queue, f"{queue}-2"]
-    both = {**quorum, "task_queues": dict.fromkeys(names, how)}
-    worker = start_worker(app=APP, queues=",".join(names), conf=both, concurrency=4)
-    app = app_of(both)
-    holder = app.send_task("defer_half", (label, None), queue=queue)
-    started()
-    duplicate = app.send_task("defer_half", (label,), queue=queue)
-    eventually(lambda: len(lines_of(worker, duplicate.id, "received")) > 5, "deferred twice")
-    journal.let_go(holder.id)
-    assert duplicate.get(timeout=30) == label
-    assert len(lines_of(worker, duplicate.id, "received")) < 40, "twice each time: thousands"
-    assert journal.overlaps(label) == []

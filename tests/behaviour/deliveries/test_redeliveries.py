@@ -82,20 +82,3 @@ def test_what_was_replaced_stays_replaced_when_its_message_comes_back(
     journal.kill(victim)
     await_end(older, newer)
     assert journal.overlaps(label) == []
-
-
-def test_what_was_replaced_stays_replaced_when_its_whole_worker_is_stopped(
-    start, send_here, journal, label, started, await_end, queue
-):
-    """A cold shutdown within its grace: the broker gives its message to another worker."""
-    there = f"{queue}-there"
-    first = start(concurrency=1)
-    older = send_here("replaced_late", label)
-    victim = started()
-    start(queues=there, concurrency=1)
-    newer = send_here("replaced_late", label, 5.0, queue=there)
-    eventually(lambda: journal.count(label, "told"), "it is told to end")
-    first.end_cold()
-    journal.killed(victim)
-    start(concurrency=1)
-    await_end(older, newer)

@@ -111,19 +111,6 @@ def test_a_duplicate_comes_back_to_its_queue_and_runs(
     assert journal.overlaps(label) == []
 
 
-def test_the_retry_of_what_was_put_off_goes_by_the_first_route(
-    site, worker, journal, label, started
-):
-    holder = site.send("routes", "describe_retry", label, None)
-    started()
-    duplicate = site.send("direct", "describe_retry", label)
-    eventually(lambda: lines_of(worker, duplicate.id, "deferred for"), "it is put off")
-    journal.let_go(holder.id)
-    assert duplicate.get(timeout=20)["route"] == site.route("direct")
-    assert holder.get(timeout=20)["route"] == site.route("routes")
-    assert journal.count(label, "start") == 4
-
-
 def test_what_is_put_off_for_an_outage_comes_back_to_its_queue(
     start_worker, conf, site, own_redis, journal, label
 ):

@@ -7,8 +7,7 @@ import signal
 
 import pytest
 
-from celery_redislock import TaskReplaced
-from tests.behaviour.deliveries.conftest import APP, await_line
+from tests.behaviour.deliveries.conftest import APP
 from tests.support.waiting import eventually
 
 
@@ -33,42 +32,11 @@ def elsewhere(worker, define):
     )
 
 
-def test_a_retry_with_other_arguments_does_not_keep_the_lock_of_the_old_ones(
-    elsewhere, journal, label
-):
-    retrying = elsewhere.delay(label, f"{label}-other", 60)
-    eventually(lambda: journal.count(label, "end") == 1, "its first attempt ended")
-    eventually(lambda: elsewhere.lock_holder(label) is None, "the old arguments' lock is free")
-    again = elsewhere.delay(label)
-    assert again.get(timeout=10) == label
-    assert not retrying.ready()
-
-
 def test_a_retry_with_other_arguments_runs_under_their_lock(elsewhere, journal, label):
     other = f"{label}-other"
     assert elsewhere.delay(label, other, 0).get(timeout=20) == other
     assert journal.count(other, "start") == 1
     eventually(lambda: elsewhere.lock_holder(other) is None, "its lock is free")
-
-
-def test_a_waiter_that_was_superseded_is_told_so_and_not_that_the_lock_is_held_by_a_waiter(
-    worker, send_here, journal, label, started
-):
-    holder = send_here("coalesce", label, None)
-    started()
-    second = send_here("coalesce", label)
-    await_line(worker, second.id, "coalesced")
-    last = send_here("coalesce", label)
-    eventually(second.ready, "the one that waited has ended")
-    said = worker.log()
-    journal.let_go(holder.id)
-    with pytest.raises(TaskReplaced) as caught:
-        second.get(timeout=10)
-    assert second.state == "REVOKED"
-    assert caught.value.holder.task_id == last.id
-    assert "held by" not in str(caught.value)
-    assert re.findall(rf"held by [^\n]*{last.id}[^\n]*", said) == [], "it only waits"
-    assert last.get(timeout=10) == label
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])

@@ -177,9 +177,9 @@ def test_a_wrong_argument_is_refused_and_named(lock, wrong, says):
 
 @both
 async def test_a_heartbeat_keeps_the_lock_beyond_its_ttl(lock, client):
-    async with lock(ttl=2) as mine:
+    async with lock(ttl=1) as mine:
         fence = mine.fence
-        await lock.never(lambda: not client.exists(mine.key), "it lapses", 3.0)
+        await lock.never(lambda: not client.exists(mine.key), "it lapses", 1.5)
         assert await lock().acquire(timeout=0) is False
         assert (bool(mine.lost), mine.fence) == (False, fence)
 

@@ -61,25 +61,6 @@ def test_tools_leave_our_frames_out_of_a_decorated_functions_traceback(redis_ser
         assert all(frame.f_locals.get("__tracebackhide__") for frame in ours)
 
 
-def test_a_decorated_coroutine_function_runs_under_the_lock(redis_server, label):
-    lock = AsyncRedisLock(redis_server.url, label)
-    inside = []
-
-    @lock
-    async def adjust(amount: int) -> int:
-        assert await lock.locked()
-        inside.append(amount)
-        await asyncio.sleep(0)
-        assert inside.pop() == amount
-        assert not inside
-        return amount
-
-    async def main() -> list[int]:
-        return await asyncio.gather(*map(adjust, range(10)))
-
-    assert asyncio.run(main()) == list(range(10))
-
-
 def test_a_decorator_works_in_many_loops_at_once(redis_server, label):
     lock = AsyncRedisLock(redis_server.url, label, timeout=60)
     inside: list[int] = []
@@ -150,34 +131,6 @@ def test_a_name_is_filled_from_each_calls_arguments_and_shared_with_a_task(share
             adjust(6)
     assert conflict.value.key == key_of(6)
     assert lock.fence == 0
-
-
-@pytest.mark.parametrize("name", ["account:{account_id}", of_account])
-def test_a_name_is_filled_for_coroutines_too(shared, name):
-    app, key_of = shared
-    lock = AsyncRedisLock(app, name, timeout=0)
-
-    @lock
-    async def adjust(account_id, amount=0):
-        assert lock.key == key_of(account_id)
-        assert await lock.locked()
-        await lock.ensure()
-        assert not RedisLock(app, f"account:{account_id}").acquire(0)
-        await asyncio.sleep(0.01)
-        assert lock.key == key_of(account_id)
-        return lock.fence
-
-    async def main() -> None:
-        fences = await asyncio.gather(
-            *(adjust(account_id=n) for n in range(5)), adjust(5, amount=2)
-        )
-        assert min(fences) > 0
-        assert lock.fence == 0
-        with RedisLock(app, "account:6"), pytest.raises(LockConflict) as conflict:
-            await adjust(6)
-        assert conflict.value.key == key_of(6)
-
-    asyncio.run(main())
 
 
 def test_defaults_and_methods_fill_a_name(redis_server, label):
@@ -314,13 +267,6 @@ class Awaited:
 
     async def __call__(self) -> str:
         return "ran"
-
-
-def test_an_object_whose_call_is_awaited_is_for_coroutines(redis_server, label):
-    with pytest.raises(ConfigError, match="use AsyncRedisLock"):
-        RedisLock(redis_server.url, label)(Awaited())
-    lock = AsyncRedisLock(redis_server.url, label)
-    assert asyncio.run(lock(Awaited())()) == "ran"
 
 
 @pytest.mark.parametrize("hidden", [a_coroutine_function, an_asynchronous_generator, Awaited()])

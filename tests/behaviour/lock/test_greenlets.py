@@ -6,7 +6,7 @@ import importlib.util
 
 import pytest
 
-from celery_redislock import LockLost, RedisLock
+from celery_redislock import RedisLock
 from tests.support.waiting import eventually, never
 
 GREEN = {
@@ -28,9 +28,9 @@ def test_a_greenlet_that_computes_for_longer_than_the_ttl_keeps_its_lock(
     other = RedisLock(redis_server.url, label)
     computing = script(
         """
-with RedisLock(url, name, ttl=2) as lock:
+with RedisLock(url, name, ttl=1) as lock:
     say("computes")
-    until = time.monotonic() + 3
+    until = time.monotonic() + 1.5
     while time.monotonic() < until:
         sum(range(1000))
     held = client.get(lock.key)
@@ -40,7 +40,7 @@ with RedisLock(url, name, ttl=2) as lock:
         prelude=green,
     )
     computing.says("computes")
-    never(lambda: other.acquire(timeout=0), "somebody else takes it", 2.0)
+    never(lambda: other.acquire(timeout=0), "somebody else takes it", 1.0)
     computing.says({"kept": True, "lost": False})
     eventually(lambda: not other.locked(), "it is released", 10)
 
@@ -196,24 +196,3 @@ say(["lost", Switching.lost])
         prelude=green,
     )
     logging.says(["lost", 40])
-
-
-def test_log_lines_of_lost_locks_do_not_stop_a_gevent_worker(
-    sender, start_worker, queue, journal, client, locks_of, label
-):
-    """A greenlet that waits for a handler's lock, which a native thread had, waited for ever."""
-    start_worker(queues=queue, pool="gevent", concurrency=40, app="tests.support.chatty")
-    chats = [sender.send_task("chats", [8.0], queue=queue) for _ in range(8)]
-    for again in range(3):
-        names = [f"{label}-{again}-{number}" for number in range(20)]
-        losers = [sender.send_task("aborts_later", [name, 60.0], queue=queue) for name in names]
-        for name in names:
-            eventually(lambda name=name: journal.read(name, "start"), "it runs")
-        keys = [key for loser in losers for key in locks_of(loser.id)]
-        assert len(keys) == len(losers)
-        client.mset(dict.fromkeys(keys, "thief"))
-        for loser in losers:
-            with pytest.raises(LockLost):
-                loser.get(timeout=30)
-        client.delete(*keys)
-    assert all(chat.get(timeout=30) > 10 for chat in chats)

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from celery import Celery
 
-from celery_redislock import ConfigError, SingletonTask
-from celery_redislock.operations import list_locks
+from celery_redislock import ConfigError
 from tests.support.looking import (
     end,
     every_state,
-    lock_named,
     lock_of,
     make_app,
-    park,
-    store,
     take,
-    told,
-    untaken,
 )
 from tests.support.servers import free_port
 from tests.support.waiting import eventually
@@ -88,101 +80,6 @@ def test_each_lock_counts_in_its_state_and_each_waiter_for_its_task(app):
     assert (found["sync"].untaken_tasks, found["report"].untaken_tasks) == (0, 2)
 
 
-def test_calls_that_wait_for_quiet_are_neither_free_nor_old(app, client):
-    def burst(label):
-        """Nothing."""
-
-    options = {"base": SingletonTask, "lock_key": ["label"], "on_conflict": "debounce"}
-    app.task(name="burst", shared=False, **options)(burst)
-    park(app, "burst", "quiet", "quiet", age=600, quiet=3600)
-    over = park(app, "burst", "over", "over", age=600, quiet=0)
-    found = figures(app)["burst"]
-    assert found.locks == {"waits for quiet": 1, "free": 1}
-    assert 600 <= found.oldest_waiter_seconds < 1200
-
-    client.delete(over["room"], over["entries"])
-
-    found = figures(app)["burst"]
-    assert (found.locks, found.oldest_waiter_seconds) == ({"waits for quiet": 1}, 0)
-
-
-def test_list_and_the_figures_agree_on_whose_a_lock_is(app, client, label):
-    """Rooms whose holder died, and those of others than the holder."""
-    park(app, "report", "left", "next")
-    park(app, "account", "shared", "next")
-    client.rpush(lock_named(label, "lost")["room"], "id:0.0", "other:0.0")
-    seconds, _ = client.time()
-    client.zadd(lock_of(app, "sync", "slots")["waiters"], {"slot": (seconds + 60) * 1000})
-    take(app, "sync", "held")
-
-    found, listed = figures(app), list_locks(app)
-    for state in ("free", "held"):
-        theirs = Counter(each.task or "unknown" for each in listed if each.state == state)
-        ours = {task: each.locks[state] for task, each in found.items() if state in each.locks}
-        assert ours == theirs, state
-    rooms = {each.task or "unknown": each.waiting for each in listed if each.state == "free"}
-    assert rooms == {"report": 1, "account": 1, "unknown": 2, "sync": 1}
-    waiting = {task: each.room_tasks for task, each in found.items() if each.room_tasks}
-    assert waiting == {"report": 1, "account": 1, "unknown": 2}, "no pool slots"
-
-
-def test_list_by_task_and_the_figures_count_alike_what_waits(app, client):
-    """For the task that waits, not for the one that holds the lock; and only what is in a room."""
-    shared = take(app, "account", "shared")
-    park(app, "account", "shared", "one")
-    entry = client.hget(shared["entries"], "one:0.0")
-    client.hset(shared["entries"], "one:0.0", entry.replace('"account"', '"report"'))
-    park(app, "account", "shared", "two")
-    untaken(app, shared, "two")
-    outside = take(app, "sync", "outside")
-    store(app, outside, task=None)  # a RedisLock has it
-    park(app, "sync", "outside", "three")
-    seconds, _ = client.time()
-    client.zadd(outside["waiters"], {"slot": (seconds + 60) * 1000})
-
-    found = figures(app)
-    assert {task: each.room_tasks for task, each in found.items() if each.room_tasks} == {
-        "report": 2,
-        "sync": 1,
-    }
-    listed = {each["task"]: each for each in told(app, "list", "--by-task")}
-    assert listed.keys() >= {"account", "report", "sync", "RedisLock"}
-    for task, each in listed.items():
-        counts = (found[task].room_tasks, found[task].untaken_tasks)
-        assert (each["waiting"], each["untaken"]) == counts, task
-    (only,) = told(app, "list", "--by-task", "--task", "rep*")
-    assert only == listed["report"]
-
-
-def test_a_room_that_cannot_be_read_counts_all_the_same(app, client, label):
-    client.rpush(lock_named(label, "lost")["room"], "id:0.0", "other:0.0")
-    broken = lock_named(label, "broken")
-    client.rpush(broken["room"], "id:0.0")
-    client.hset(broken["entries"], "id:0.0", "no entry")
-    client.set(lock_named(label, "foreign")["room"], "no list")
-    client.set(lock_named(label, "foreign")["sent"], "no sorted set")
-    foreign = lock_named(label, "foreign entries")
-    client.rpush(foreign["room"], "id:0.0")
-    client.set(foreign["entries"], "no hash")
-    found = figures(app)
-    assert (found["unknown"].room_tasks, found["unknown"].oldest_waiter_seconds) == (4, 0)
-    assert found["unknown"].locks["free"] == 3
-
-
-def test_more_than_a_round_trip_can_read_is_counted_once(app, client, label):
-    value = '{"token":"t","v":2,"task":"many","task_id":"id"}'
-    with client.pipeline() as pipeline:
-        for number in range(1007):
-            lock = lock_named(label, f"many:{number}")
-            pipeline.set(lock.key, value, ex=60)
-            if number % 10 == 0:
-                pipeline.rpush(lock["room"], "id:0.0")
-                pipeline.hset(lock["entries"], "id:0.0", '|@1000|{"task":"many"}')
-        pipeline.execute()
-    found = figures(app)["many"]
-    assert (found.locks, found.room_tasks) == ({"held": 1007}, 101)
-
-
 def test_the_last_success_of_a_task_is_that_of_all_its_locks(app, client, label):
     def last_success(found, task):
         return found[task].last_success_timestamp_seconds
@@ -217,17 +114,6 @@ def test_the_last_success_of_a_task_is_that_of_all_its_locks(app, client, label)
 # -- the collector ----------------------------------------------------------------------------
 
 
-def test_a_task_without_any_lock_is_there_with_zeros(app):
-    registry = registered(app)
-    for task in ("sync", "report", "several", "unique", "account"):
-        assert registry.get_sample_value("redislock_room_tasks", {"task": task}) == 0
-        for state in ("held", "free"):
-            labels = {"task": task, "state": state}
-            assert registry.get_sample_value("redislock_locks", labels) == 0
-    assert registry.get_sample_value("redislock_room_tasks", {"task": "plain"}) is None
-    assert registry.get_sample_value("redislock_room_tasks", {"task": "unknown"}) is None
-
-
 def test_a_last_success_is_remembered_and_the_option_to_compare_with_is_there(app, client, label):
     registry, task = registered(app, every=0.1), {"task": "account"}
 
@@ -246,16 +132,6 @@ def test_a_last_success_is_remembered_and_the_option_to_compare_with_is_there(ap
     surveyed = "redislock_survey_timestamp_seconds"
     eventually(lambda: registry.get_sample_value(surveyed) > when, "it looks again")
     assert value("last_success_timestamp") == at
-
-
-def test_any_name_of_a_task_can_be_scraped(app, client, label):
-    for number, name in enumerate(("\ud800", 'a"b\\c', "two\nlines", "\ud800")):
-        value = json.dumps({"token": "t", "v": 2, "task": name, "task_id": "id"})
-        client.set(lock_named(label, f"named:{number}").key, value, ex=60)
-    text = generate_latest(registered(app)).decode()
-    assert 'redislock_locks{state="held",task="\\\\ud800"} 2.0' in text
-    assert 'redislock_locks{state="held",task="two\\\\nlines"} 1.0' in text
-    assert len([line for line in text.splitlines() if line.startswith("redislock_locks{")]) == 13
 
 
 def test_registering_asks_nobody_and_many_scrapers_cost_one_survey(proxy, label):

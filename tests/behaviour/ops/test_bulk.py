@@ -13,7 +13,6 @@ from celery_redislock.operations import break_locks, drop_waiting, list_locks
 from tests.support.looking import (
     keep,
     lock_named,
-    lock_of,
     make_app,
     park,
     run,
@@ -59,15 +58,6 @@ def test_a_room_whose_holder_died_belongs_to_the_task_that_waits_there(app, clie
     assert not client.exists(lock["room"], lock["entries"])
 
 
-def test_a_room_that_cannot_be_read_is_listed_without_a_task(app, client):
-    lock = left(app)
-    client.delete(lock["entries"])
-    (found,) = told(app, "list")
-    assert (found["task"], found["state"], found["waiting"]) == (None, "free", 3)
-    client.set(lock["entries"], "not a hash")
-    assert told(app, "list") == [found]
-
-
 def test_a_free_lock_is_called_by_the_label_of_the_first_that_waits(app, client):
     lock = left(app)
     client.hset(lock["entries"], "#free-0:0.0", "0|||free-0:0.0")  # it has been looked at
@@ -80,14 +70,6 @@ def test_a_free_lock_is_called_by_the_label_of_the_first_that_waits(app, client)
 def looked(app, *command):
     found = told(app, *command)
     return found if command == ("list",) else found["locks"]
-
-
-def test_a_lock_that_only_pool_slots_wait_for_is_the_tasks_in_its_name(app, client):
-    lock = lock_of(app, "sync", "x")
-    seconds, _ = client.time()
-    client.zadd(lock["waiters"], {"someone": (seconds + 60) * 1000})
-    (found,) = told(app, "list", "--task", "sync")
-    assert (found["task"], found["state"], found["waiting"]) == ("sync", "free", 1)
 
 
 def test_a_broken_lock_is_no_lock_and_its_room_is_free(app, client):

@@ -451,17 +451,6 @@ def test_a_task_that_is_skipped_for_hours_is_told_unless_it_ran_or_waits_on_purp
     assert found()[0][0] == "ok", "a run of another lock ended two hours ago"
 
 
-def test_a_task_that_waits_under_a_name_that_the_app_does_not_know_needs_no_other_prefix(
-    client, redis_server, label, doctor
-):
-    keys = lock_named(label, "renamed:v1:x")
-    client.rpush(keys["room"], "a:0.0")
-    client.hset(keys["entries"], "a:0.0", '|@0|{"task":"renamed","task_id":"a"}')
-    assert doctor(redis_server.url)["prefix"] == [
-        ("warning", "tasks wait that this app does not know: renamed")
-    ]
-
-
 def test_time_limits_visibility_timeout_and_max_hold_are_compared(redis_server, doctor):
     found = doctor(
         redis_server.url,
@@ -563,12 +552,6 @@ def test_a_quorum_is_examined_as_long_as_a_majority_answers(three_servers, docto
         assert {level for level, _ in (*found["prefix"], *found["rights"])} == {"ok"}
     three_servers[0].kill()
     assert "workers" not in doctor(url, 1, ["--workers"])
-
-
-def test_a_node_of_a_cluster_is_no_server_of_its_own(cluster, doctor):
-    ((level, what),) = doctor(cluster.nodes[0].url, 1)["server"]
-    assert level == "error"
-    assert what.startswith("cannot be used: this is one node of a Redis Cluster")
 
 
 def test_a_sentinel_that_is_taken_for_a_server_is_called_that(sentinels, label):

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
-import time
 import uuid
 
 import pytest
@@ -44,12 +42,6 @@ def app(app):
     app.task(name=EVIL, lock_key=["label"], **options)(body)
     app.task(name="import", lock_key="import:{label}", **options)(body)
     return app
-
-
-def as_printed(text):
-    """A text in one line."""
-    plain = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    return "".join(plain)
 
 
 def fill(app, client, label):
@@ -126,18 +118,6 @@ def test_keys_and_ids_are_as_short_as_can_be_told_apart(app, client):
     assert "(no arguments)" in rows["beat"]
 
 
-def test_wide_shows_all_and_json_stays_as_it_was(app, client, label):
-    fill(app, client, label)
-    wide = run(app, "list", "--wide", env={"COLUMNS": "80"}).output
-    for each in told(app, "list"):
-        assert as_printed(each["key"]) in wide
-        assert {
-            *("task", "key", "name", "state", "task_id", "attempt", "node", "pid", "acquired_at"),
-            *("held_for", "lives_for", "waiting", "fence", "replaced_by"),
-        } <= set(each)
-    assert wide.splitlines()[0].split()[-1] == "LABEL"
-
-
 @pytest.mark.parametrize("width", WIDTHS)
 def test_what_break_tells_fits_too_and_is_one_line_in_a_pipe(app, width):
     take(app, LONG, "4711", node=NODE, task_id=str(uuid.uuid4()), lock_label="order 4711")
@@ -147,58 +127,6 @@ def test_what_break_tells_fits_too_and_is_one_line_in_a_pipe(app, width):
     piped = run(app, "break", LONG, '"4711"', "--force", env={"COLUMNS": ""}).output
     assert len(piped.splitlines()) == 1
     assert lock_of(app, LONG, "4711").key in piped
-
-
-def test_a_broken_lock_has_the_task_of_its_name_and_no_life(app):
-    made = take(app, "sync", "x")
-    run(app, "break", "--force", made.key)
-    _, row, _ = run(app, "list", "--all").output.splitlines()
-    digest = made.name.rpartition(":")[2]
-    assert row.split() == ["sync", digest[:8], "broken", "-", "-", "-", "-", "0"]
-    shown = [line.split()[0] for line in run(app, "show", "sync", "x").output.splitlines()]
-    assert shown == ["key", "name", "state", "waiting", "broken_by"]
-
-
-def test_show_tells_the_time_for_people_and_who_waits_in_pool_slots(app, client):
-    made = take(app, "report", "x")
-    seconds, _ = client.time()
-    slots = dict.fromkeys(("one", "other"), (seconds + 60) * 1000)
-    client.zadd(made["waiters"], slots)
-    text = run(app, "show", "report", "x").output
-    assert text.endswith("\nwaiting in pool slots: 2\n")
-    (since,) = re.findall(r"(?m)^acquired_at +(.*)$", text)
-    assert time.mktime(time.strptime(since, "%Y-%m-%d %H:%M:%S")) == int(made.value["acquired_at"])
-    park(app, "report", "x", "waits")
-    text = run(app, "show", "report", "x").output
-    assert "\nwaiting: 1\n" in text
-    assert text.endswith("\nwaiting in pool slots: 2\n")
-
-
-def test_explain_takes_arguments_as_the_others_do(app):
-    words = run(app, "explain", "sync", "4711", "2").output
-    assert words == run(app, "explain", "sync", "--args", "[4711, 2]").output
-    assert "label=4711" in words
-
-
-def test_show_tells_how_many_wait_since_when_and_with_what(app):
-    made = take(app, "report", "x", lock_label="order 4711")
-    for number in range(5):
-        park(
-            app, "report", "x", f"waits-{number}",
-            age=6000, lock_label=f"order {number}", argsrepr=f"(<{number}>,)",
-        )  # fmt: skip
-    text = run(app, "show", "report", "x", "--limit", "2").output
-    assert "waiting: 5, 2 shown (--limit shows more)" in text
-    last = text.splitlines()[-1].split()
-    assert last[:3] == ["2", "report", "waits-1"]
-    assert last[3].startswith("1h4")
-    assert " ".join(last[4:]) == "order 1 (<1>,)"
-    shown = told(app, "show", "report", "x", "--limit", "2")
-    assert (len(shown["room"]), shown["room_total"]) == (2, 5)
-    first = shown["room"][0]
-    assert (first["label"], first["args"], first["kwargs"]) == ("order 0", "(<0>,)", "{}")
-    assert 6000 <= first["age"] < 6600
-    assert told(app, "show", "order 4711")["locks"][0]["key"] == (made.key)
 
 
 def test_a_lock_can_be_named_by_what_list_shows_of_it(app, client):
@@ -214,17 +142,6 @@ def test_a_lock_can_be_named_by_what_list_shows_of_it(app, client):
     assert "is not clear: " in both.output
     assert client.exists(made.key)
     assert "broke" in run(app, "break", "--force", "51d92c56").output
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_what_a_run_says_is_cut_at_its_end(app, width):
-    says = "page 3 of 40 of the import, and then all pages once more in their order of arrival"
-    take(app, "import", "k" * 100, description=says)
-    head, row, *_ = run(app, "list", columns=width).output.splitlines()
-    shown = row[head.index("SAYS") :]
-    assert shown.endswith("~")
-    assert len(shown) > 8
-    assert says.startswith(shown.removesuffix("~"))
 
 
 def test_each_id_that_is_shown_can_be_used(app):
@@ -278,17 +195,6 @@ def test_words_that_name_a_lock_and_no_task_are_to_be_quoted(app):
     assert "no such task: order" in run(app, "show", "order", "5").output
     take(app, "account", "5")
     assert told(app, "show", "account", "5")["locks"]
-
-
-def test_explain_leaves_out_what_there_is_none_of(app):
-    assert "None" not in run(app, "explain", "sync", "x").output
-
-
-def test_wide_names_the_task_of_a_lock_that_is_kept_for_a_waiter(app, client):
-    client.set(lock_of(app, "sync", "woken").key, '{"token":"","reserved":true}', ex=60)
-    for more in ([], ["--wide"]):
-        _, row, _ = run(app, "list", *more).output.splitlines()
-        assert row.split()[0] == "sync", more
 
 
 def test_the_names_of_tasks_are_completed():

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_redislock import SingletonTask
 from celery_redislock.errors import ConfigError
 from tests.support.looking import (
     Lock,
@@ -17,7 +16,6 @@ from tests.support.looking import (
     make_app,
     run,
     runs_without,
-    store,
     take,
     told,
 )
@@ -72,14 +70,6 @@ def test_the_last_runs_of_all_are_shown_the_newest_first(app: Celery) -> None:
     assert " ".join(summary) == "5 runs; 1 lapsed: nobody released the lock"
 
 
-def test_a_run_that_still_has_its_lock_shows_what_it_has_turned_away_so_far(app: Celery) -> None:
-    store(app, begin(app, "sync", "hangs"), turned_away=10)
-    row = table(app, "sync")[2]
-    assert (row[2], row[-1]) == ("running", "10")
-    (found,) = told(app, "history")
-    assert found["turned_away"] == 10
-
-
 def test_a_run_that_goes_on_without_its_lock_has_lost_it_and_has_not_lapsed(app: Celery) -> None:
     lock = begin(app, "sync", "stalled")
     client_of(app).delete(lock.key)
@@ -107,25 +97,6 @@ def test_the_runs_of_a_task_or_of_one_lock_are_shown(app: Celery) -> None:
     assert " ".join(unknown) == "no such lock: nothing here is called nobody"
     assert told == ["no", "runs", "are", "kept", "that", "match"]
     assert len(table(app, "--since", "1h")) >= 7
-
-
-@pytest.mark.usefixtures("some")
-def test_a_lock_is_named_by_what_the_table_shows_of_it(app: Celery) -> None:
-    name = app.tasks["sync"].lock_name(["a"], {})
-    digest = name.rpartition(":")[2]
-    assert table(app, digest[:8])[0] == [name]
-    assert table(app, digest)[0] == [name]
-    assert table(app, "id-of-a")[0] == [name], "all of the id"
-    assert table(app, "id-of-")[0] != [name], "too short for the beginning of one"
-    assert table(app, digest[:7])[0] != [name]
-    assert table(app, "id-of-dead")[2][2] == "lapsed"
-    begin(app, "sync", "x", lock_label="order 4711")
-    begin(app, "report", "y", lock_label="order 4711")
-    begin(app, "sync", "z", lock_label="order 4712")
-    assert table(app, "order 4712")[0][-1] == "4712)"
-    unclear = run(app, "history", "order 4711")
-    assert (unclear.exit_code, "is not clear: report:v1:" in unclear.output) == (1, True)
-    assert "not valid text" in run(app, "history", "\udcff").output
 
 
 def test_what_is_left_out_is_said_and_a_time_leaves_nothing_out(app: Celery) -> None:
@@ -180,50 +151,6 @@ def test_a_free_lock_that_the_history_knows_is_shown_as_free(app: Celery) -> Non
     assert refused.exit_code == 1
     assert refused.output == "Error: nobody holds order 4711 or waits for it: the lock is free\n"
     assert "nothing here is called" in run(app, "show", "order 4712").output
-
-
-def test_what_tells_a_lock_is_never_cut_and_ids_and_nodes_are_as_in_list(app: Celery) -> None:
-    node, label = "celery@web-17.eu-central-1.example.com", "order 4711 of customer 12345"
-    long = "shop.warehouse.inventory.reconcile_every_location"
-
-    def body(label: str) -> None:
-        """Nothing."""
-
-    app.task(name=long, base=SingletonTask, shared=False)(body)
-    begin(app, long, "a", lock_label=label, node=node, task_id="0" * 36)
-    begin(app, "sync", "b", lock_label=label, node=node, task_id="f" * 36)
-    for columns in (80, 120):
-        head, *lines = run(app, "history", columns=columns).output.splitlines()[:-1]
-        key = slice(head.index("KEY"), head.index("ID"))
-        assert "".join("".join(line[key].split()) for line in lines) == 2 * "".join(label.split())
-        text = "\n".join(lines)
-        assert "00000000 " in text
-        assert "web-17" in text
-        assert ".." not in text
-
-
-@pytest.mark.usefixtures("some")
-def test_wide_shows_all_and_a_pipe_is_120_columns_wide(app: Celery) -> None:
-    begin(app, "sync", "x", lock_label="order 4711")
-    wide = run(app, "history", "--wide", columns=60).output
-    for each in told(app, "history"):
-        for text in (each["key"], each["task_id"], str(each["pid"]), str(each["fence"])):
-            assert text in wide
-    assert wide.splitlines()[0].split()[-1] == "LABEL"
-    assert "order 4711" in wide
-    piped = run(app, "history", env={"COLUMNS": ""}).output.splitlines()
-    assert 80 < max(map(len, piped)) <= 120
-
-
-def test_runs_of_other_days_show_the_day(app: Celery) -> None:
-    end(app, begin(app, "sync", "a", age=3 * 86400))
-    begin(app, "sync", "b")
-
-    when = {how: row[0] for row in table(app) for how in row if how in ENDS}
-
-    long_ago = time.localtime(time.time() - 3 * 86400)
-    assert when["succeeded"] == time.strftime("%m-%d", long_ago)
-    assert when["running"].count(":") == 2
 
 
 @pytest.mark.usefixtures("some")

@@ -74,7 +74,7 @@ def test_after_a_server_stood_still_a_run_is_one_row(
 
     eventually(states, "it is shown", 30)
     # Its process says anew every 3 s that it lost the lock.
-    never(lambda: len(states()) > 1, "it is two rows", 5.0)
+    never(lambda: len(states()) > 1, "it is two rows", 2.0)
     # In prefork the main process extends it.
     wanted = [{"prefork": "held", "threads": WITHOUT}[pool]]
     eventually(lambda: states() == wanted, "it is shown as it is", 10)

@@ -13,7 +13,6 @@ import struct
 import subprocess
 import sys
 import termios
-import uuid
 
 import pyte
 import pytest
@@ -181,34 +180,6 @@ def test_keys_filter_sort_and_open_a_lock(redis_server, label, open_terminal):
     assert terminal.process.wait(60) == 0
     assert terminal.is_in_order
     assert all(each in terminal.read()[-200:] for each in LEAVE), "the screen of before"
-
-
-def test_trouble_comes_first_and_the_foot_fits(redis_server, client, label, open_terminal):
-    app = make_app(redis_server.url, label)
-    value = json.dumps(take(app, "sync", "first").value)
-    names = (f"sync:v1:{uuid.uuid4().hex}" for _ in range(1199))
-    client.mset({lock_named(label, name).key: value for name in names})
-    client.set(lock_named(label, "zzz:foreign").key, "not ours")
-    terminal = open_terminal(redis_server.url, "--sort", "task", "--reverse")
-    terminal.shows("of 1201 lines")
-    for keys in ("", "s", "r"):
-        terminal.press(keys)
-        *_, head, first = terminal.picture[: find(terminal.picture, "TASK") + 2]
-        assert ("TASK" in head, "foreign" in first) == (True, True), terminal.picture
-    assert "\x1b[0;31m" in terminal.all, "trouble is red"
-    terminal.press("G")
-    terminal.shows("-1201 of 1201 lines")
-    assert terminal.picture[-1].endswith("q quit"), "all of it"
-    terminal.press("/sync:v1:" + 40 * "0" + "the end")
-    terminal.shows("the end_")
-    assert "Esc clear" in terminal.picture[-1]
-    terminal.press("\r")
-    terminal.shows("the end  / change  q quit")
-    assert max(map(len, terminal.picture)) <= COLUMNS
-
-
-def find(lines, text):
-    return next(number for number, line in enumerate(lines) if text in line)
 
 
 def test_keys_are_obeyed_while_a_look_is_under_way(own_redis, label, open_terminal):

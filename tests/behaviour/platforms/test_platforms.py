@@ -9,9 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from celery_redislock import ConfigError, LockLost, RedisLock, TaskSkipped
-from tests.behaviour.looking import listed, redislock
 from tests.support.waiting import eventually
-from tests.support.workers import APP
 
 from .conftest import on
 
@@ -189,19 +187,6 @@ def test_the_lock_of_a_killed_child_is_free_long_before_it_would_expire(
     os.kill(entry.pid, signal.SIGKILL)
 
     eventually(lambda: not client.exists(key), "the lock is free", 15)
-
-
-def test_the_commands_tell_of_a_lock(platform, conf, redis_server, start_worker, start, queue):
-    start_worker(pool="threads", queues=queue)
-    result, _ = start(queue, "long_ttl", 60.0)
-    settings = {**conf, "redislock_url": f"{redis_server.url}/0"}
-
-    assert result.id in [row["task_id"] for row in listed(APP, settings)]
-    told = redislock(APP, settings, "doctor")
-
-    assert "Traceback" not in told.stderr, told.stderr
-    assert told.returncode in (0, 1), told.stderr
-    assert told.stdout
 
 
 def test_a_unix_socket_is_refused_where_there_is_none(monkeypatch):

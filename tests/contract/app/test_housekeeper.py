@@ -105,24 +105,6 @@ def test_an_errand_is_given_up_and_an_error_does_not_stop_the_others(
     assert "unexpected error" in caplog.text
 
 
-def test_many_threads_add_errands_and_each_is_done_once(housekeeper):
-    done: list[int] = []
-
-    def add_some(first: int) -> None:
-        for number in range(first, first + 200):
-            housekeeper.add(lambda number=number: done.append(number))
-            if number % 10 == 0:
-                time.sleep(0.001)  # the thread may end in between
-
-    callers = [threading.Thread(target=add_some, args=(1000 * i,)) for i in range(5)]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join()
-    eventually(lambda: len(done) == 1000, "all are done")
-    assert len(set(done)) == 1000
-
-
 def without_proc(path: str, **options: Any) -> Any:
     raise FileNotFoundError(path)
 
@@ -288,23 +270,6 @@ def test_what_follows_a_process_that_is_watched_wakes_no_thread(housekeeper, pro
     assert not rings
     process.kill()
     eventually(lambda: done == ["gone"], "it is done")
-
-
-def test_many_processes_are_watched_by_one_thread(housekeeper):
-    processes = [subprocess.Popen(["sleep", "60"]) for _ in range(20)]
-    done: list[int] = []
-    before = threads()
-    try:
-        for each in processes:
-            housekeeper.when_gone(each.pid, lambda pid=each.pid: done.append(pid), most=1.0)
-        assert threads() == before + 1
-    finally:
-        for each in processes:
-            each.kill()
-    eventually(lambda: len(done) == 20, "all are done")
-    assert {each.pid for each in processes} == set(done)
-    for each in processes:
-        each.wait()
 
 
 #: As uWSGI forks: Python's hooks do not run. It keeps the GIL.

@@ -18,12 +18,11 @@ from redis.crc import key_slot
 from celery_redislock import LockUnavailable, RedisLock
 from celery_redislock.protocol import calls, rooms
 from celery_redislock.protocol.claims import EXTENDED, Acquired, Parked, Parking
-from celery_redislock.protocol.keys import in_all_buckets, lock_keys
+from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.servers import topology
 from celery_redislock.servers.cluster import Cluster
 from celery_redislock.servers.factory import server_at
 from celery_redislock.servers.hash_slots import SlotMap, slot_map
-from celery_redislock.servers.looking import scan
 from celery_redislock.servers.node import Node
 from celery_redislock.servers.topology import Topology
 from celery_redislock.servers.urls import Nodes, source_from_url
@@ -82,17 +81,6 @@ def test_each_lock_is_in_the_node_that_has_its_slot(own, store, label) -> None:
         with redis.Redis(port=port) as node:
             assert node.exists(claim.keys.lock), "this node has it"
         assert store.run(calls.settle(claim)).ours
-
-
-def test_all_nodes_are_looked_at(own, store, label) -> None:
-    names = names_on(own, label).values()
-    for name in names:
-        taken(store.run(calls.acquire(make_claim(name))))
-    found = [key.decode() for page in scan(store, f"redislock:*:{label}*") for key in page]
-    assert sorted(found) == sorted(lock_keys("redislock", name).lock for name in names)
-    fences = in_all_buckets("redislock", "fence")
-    replies = store.replies([("TIME",), *(("GET", key) for key in fences)])
-    assert sum(reply is not None for reply in replies[1:]) >= len(found)
 
 
 def test_heartbeats_take_one_round_trip_to_each_node(own, store, label, monkeypatch) -> None:

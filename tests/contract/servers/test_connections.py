@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import ssl
-import subprocess
-import sys
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,8 +19,6 @@ from redis.sentinel import Sentinel
 from celery_redislock import AsyncRedisLock, ConfigError, LockUnavailable, RedisLock
 from celery_redislock.protocol import calls
 from celery_redislock.protocol.claims import EXTENDED, Acquired, Busy
-from celery_redislock.protocol.keys import lock_keys
-from celery_redislock.servers import connections
 from celery_redislock.servers.connections import PoolFactory, pools_like
 from celery_redislock.servers.node import Node
 from celery_redislock.servers.urls import source_from_url
@@ -157,19 +153,6 @@ def test_a_urls_options_for_other_uses_are_left_aside(redis_server, client) -> N
     store.run(calls.settle(claim))
     store.close()
     use(source_from_url(url), client)
-
-
-def test_connections_carry_the_name_and_credentials_that_options_give(guarded) -> None:
-    class Provider(redis.CredentialProvider):
-        def get_credentials(self) -> tuple[str, str]:
-            return ("worker", "p@ss/w:rd")
-
-    options = {"credential_provider": Provider(), "client_name": "locks", "socket_keepalive": True}
-    store = Node(source_from_url(f"redis://127.0.0.1:{guarded.port}", options))
-    taken(store.run(calls.acquire(make_claim(uuid.uuid4().hex, ttl=6))))
-    with redis.Redis(port=guarded.port, password="p@ss/w:rd", decode_responses=True) as client:
-        assert ("locks", "worker") in [(c["name"], c["user"]) for c in client.client_list()]
-    store.close()
 
 
 # -- TLS --------------------------------------------------------------------------------------
@@ -374,19 +357,6 @@ def test_a_lock_works_like_the_client_that_it_is_given_and_leaves_client_and_poo
     client.close()
 
 
-def test_a_pool_whose_connections_are_all_in_use_does_not_stop_a_lock(guarded, label) -> None:
-    pool = redis.BlockingConnectionPool(
-        port=guarded.port, password="p@ss/w:rd", max_connections=1, timeout=30
-    )
-    client = redis.Redis(connection_pool=pool)
-    pipeline = client.pipeline()
-    pipeline.watch("key")  # takes the only connection
-    with RedisLock(client, label, ttl=3, timeout=1) as lock:
-        assert lock.fence
-    pipeline.reset()
-    client.close()
-
-
 def test_a_lock_outlives_the_client_that_it_was_made_from(guarded, guarded_client, label) -> None:
     client = redis.Redis(port=guarded.port, password="p@ss/w:rd")
     lock = RedisLock(client, label, ttl=3)
@@ -395,30 +365,6 @@ def test_a_lock_outlives_the_client_that_it_was_made_from(guarded, guarded_clien
     gc.collect()
     with lock:
         assert guarded_client.exists(lock.key)
-
-
-def test_clients_that_come_and_go_leave_no_connections_behind(guarded, guarded_client) -> None:
-    def named() -> int:
-        return sum(each["name"] == "passing" for each in guarded_client.client_list())
-
-    for number in range(5):
-        client = redis.Redis(port=guarded.port, password="p@ss/w:rd", client_name="passing")
-        with RedisLock(client, f"passing{number}", ttl=3):
-            assert named()
-        client.close()
-        del client
-    gc.collect()
-    eventually(lambda: not named(), "their connections are closed")
-
-
-def test_locks_from_one_client_share_their_connections(redis_server, client) -> None:
-    mine = redis.Redis(port=redis_server.port, client_name=f"n{uuid.uuid4().hex}")
-    name = mine.connection_pool.connection_kwargs["client_name"]
-    for number in range(10):
-        with RedisLock(mine, f"{name}{number}", ttl=3):
-            pass
-    assert sum(each["name"] == name for each in client.client_list()) <= 2
-    mine.close()
 
 
 def test_a_lock_works_like_a_sentinels_client(sentinel, client, label) -> None:
@@ -474,32 +420,6 @@ def test_a_lock_from_a_url_and_one_from_a_client_are_the_same_lock(redis_server,
         assert by_client.release() is True
 
 
-def test_a_name_of_any_characters_gives_a_lock(redis_server, client) -> None:
-    for name in ("größe", "日本", "a b\n\"'{x}", "🔒" * 50, "\x00"):
-        store = Node(source_from_url(redis_server.url))
-        claim = make_claim(name, ttl=60)
-        assert isinstance(store.run(calls.acquire(claim)), Acquired)
-        assert client.exists(lock_keys("redislock", name).lock)
-        assert store.run(calls.settle(claim)).ours
-        store.close()
-
-
 # -- packing ----------------------------------------------------------------------------------
 
 COMMAND = ("EVALSHA", "0" * 40, 1, "key é {1}", b"\x00\r\n", -30000, "")
-
-
-def test_hiredis_packs_where_it_is_installed(monkeypatch) -> None:
-    monkeypatch.setattr(
-        connections, "pack_command", lambda command: b"*7\r\n" + repr(command).encode()
-    )
-    assert connections.pack(COMMAND) == b"*7\r\n" + repr(COMMAND).encode()
-    source = "import celery_redislock.servers.connections as c; print(c.pack_command.__module__)"
-    fake = "import sys, types; m = types.ModuleType('hiredis'); m.pack_command = types.FunctionType"
-    done = subprocess.run(
-        [sys.executable, "-c", f"import redis; {fake}; sys.modules['hiredis'] = m; {source}"],
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
-    assert done.stdout == "builtins\n", done.stderr

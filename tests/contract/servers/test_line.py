@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_redislock.servers.line import Line
@@ -73,6 +73,7 @@ EVENTS = st.lists(
 )
 
 
+@settings(max_examples=30)
 @given(room=st.integers(1, 3), events=EVENTS)
 def test_nobody_is_forgotten_and_never_are_too_many_inside(room: int, events: Any) -> None:
     async def main() -> None:

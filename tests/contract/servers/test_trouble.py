@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import json
-import random
 import re
-import signal
 import socket
 import threading
 import time
@@ -18,22 +14,18 @@ from typing import Any
 import pytest
 
 from celery_redislock import LockUnavailable
-from celery_redislock.protocol import calls, holders, rooms
+from celery_redislock.protocol import calls, holders
 from celery_redislock.protocol.claims import (
     EXTENDED,
     NOT_OURS,
     RETAKEN,
     Acquired,
     Busy,
-    Done,
     Extension,
-    Parked,
-    Parking,
 )
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.servers import scripts
 from celery_redislock.servers.connections import TRUSTED
-from celery_redislock.servers.factory import server_at
 from celery_redislock.servers.node import Node
 from celery_redislock.servers.server import Server
 from celery_redislock.servers.talk import operation_timeout
@@ -47,8 +39,7 @@ from tests.contract.claims import (
     outcomes,
     taken,
 )
-from tests.support.clusters import ClusterSet, url_of_quorum
-from tests.support.interrupts import CutShort, cut_short_at
+from tests.support.interrupts import cut_short_at
 from tests.support.servers import Proxy, RedisServer, free_port
 from tests.support.waiting import eventually
 
@@ -248,45 +239,6 @@ def test_what_a_server_in_trouble_says_is_told_and_soon(tmp_path, label, trouble
         store.close()
 
 
-def test_a_server_without_memory_still_takes_locks_back(label, tmp_path) -> None:
-    with RedisServer() as server, server.client() as client:
-        store = Node(source_from_url(server.url))
-        claim, copy = (make_claim(label, task_id=label) for _ in range(2))
-        taken(store.run(calls.acquire(claim)))
-        client.set("big", "x" * 1_000_000)
-        client.config_set("maxmemory", "1mb")
-        with pytest.raises(LockUnavailable):
-            store.run(calls.acquire(make_claim(f"{label}2")))
-        assert store.run(calls.settle(claim, calls.Release(note="1", always=True))).ours
-        assert not client.exists(claim.keys.lock)
-        assert isinstance(store.run(calls.acquire(copy)), Done)
-        store.close()
-
-
-def test_a_server_without_memory_serves_who_has_waited(label) -> None:
-    """It is the taking that frees some."""
-    with RedisServer() as server, server.client() as client:
-        store = Node(source_from_url(server.url))
-        holders = [make_claim(f"{label}{number}") for number in range(2)]
-        sleeper, parked = (make_claim(each.keys.name, task_id="waits") for each in holders)
-        for holder in holders:
-            taken(store.run(calls.acquire(holder)))
-        busy(store.run(calls.acquire(sleeper, "wait")))
-        entry = json.dumps({"task": "pkg.task", "task_id": "waits"})
-        assert isinstance(store.run(rooms.park(parked, Parking(entry, parked.entry_id))), Parked)
-        client.set("big", "x" * 1_000_000)
-        client.config_set("maxmemory", "1mb")
-        settled = [store.run(calls.settle(holder)) for holder in holders]
-        assert [reply.ours for reply in settled] == [True, True]
-        with pytest.raises(LockUnavailable):
-            store.run(calls.acquire(make_claim(f"{label} newcomer")))
-        taken(store.block(calls.acquire(sleeper, "woken"), sleeper.keys.wake, 5))
-        assert settled[1].offered is not None
-        member = settled[1].offered.place.member
-        taken(store.run(calls.acquire(dataclasses.replace(parked, member=member)), hold_off=None))
-        store.close()
-
-
 def test_a_replica_that_is_promoted_while_it_is_asked_gives_the_lock(label, tmp_path) -> None:
     with replica(tmp_path) as (url, promote):
         store = Node(source_from_url(url))
@@ -408,37 +360,6 @@ def test_an_answer_that_nobody_read_is_never_taken_for_the_next_one(
         goes_on = cut_short_at(step, lambda: slow_store.ask(calls.holder_of(claims[0].keys, 300)))
         assert slow_store.ask(calls.holder_of(claims[1].keys, 300)).task_id == "1", f"step {step}"
     assert step > 50
-
-
-def test_signals_at_any_time_mix_up_no_answers(slow_store, label) -> None:
-    claims = [make_claim(f"{label}{number}", task_id=str(number), ttl=600) for number in range(2)]
-    held = [taken(slow_store.run(calls.acquire(claim))) for claim in claims]
-    wanted = [extension(claim, reply) for claim, reply in zip(claims, held, strict=True)]
-    chance = random.Random(label)
-    cut = 0
-
-    def handler(signum: int, frame: Any) -> None:
-        raise CutShort
-
-    before = signal.signal(signal.SIGALRM, handler)
-    try:
-        for _ in range(120):
-            try:
-                try:
-                    signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.00002, 0.006))
-                    slow_store.ask(calls.holder_of(claims[0].keys, 30))
-                finally:  # within the outer one: it may come here, too
-                    signal.setitimer(signal.ITIMER_REAL, 0)
-            except CutShort:
-                cut += 1
-            assert slow_store.ask(calls.holder_of(claims[1].keys, 30)).task_id == "1"
-    finally:
-        signal.signal(signal.SIGALRM, before)
-    assert outcomes(extended(slow_store, *wanted)) == [
-        EXTENDED,
-        EXTENDED,
-    ]
-    assert cut > 10
 
 
 # -- a server that comes back -----------------------------------------------------------------
@@ -573,7 +494,6 @@ def test_a_replica_that_is_promoted_is_held_off_if_it_does_not_tell_which_it_is(
 
 #: How a connection ends without a restart of the server.
 CLOSES: dict[str, Callable[[RedisServer, Proxy], None]] = {
-    "idle": lambda server, proxy: idle_out(server),
     "killed": lambda server, proxy: kill_clients(server),
     "cut": lambda server, proxy: cut(proxy),
     "forgotten": lambda server, proxy: proxy.forget(),
@@ -588,13 +508,6 @@ def cut(proxy: Proxy) -> None:
 def kill_clients(server: RedisServer) -> None:
     with server.client() as client:
         client.client_kill_filter(_type="normal", skipme=True)
-
-
-def idle_out(server: RedisServer) -> None:
-    with server.client() as client:
-        client.config_set("timeout", 1)
-        eventually(lambda: len(client.client_list(_type="normal")) == 1, "it is closed")
-        client.config_set("timeout", 0)
 
 
 @pytest.mark.parametrize("how", CLOSES)
@@ -612,27 +525,6 @@ def test_a_server_that_does_not_tell_which_it_is_gives_locks_though_connections_
             assert store.run(calls.settle(claim)).ours
             CLOSES[how](own_redis, proxy)
         store.close()
-
-
-@pytest.mark.parametrize("kind", ["cluster", "quorum"])
-def test_nor_do_they_end_for_ever_where_there_are_several(three_servers, label, kind) -> None:
-    with contextlib.ExitStack() as stack:
-        servers, url = three_servers, url_of_quorum(three_servers)
-        if kind == "cluster":
-            cluster = stack.enter_context(ClusterSet(replicas=0))
-            servers, url = cluster.nodes, cluster.url
-        for server in servers:
-            without_info(server)
-        store = server_at(source_from_url(url))
-        stack.callback(store.close)
-        claims = [make_claim(f"{label}{number}", ttl=60) for number in range(6)]
-        for claim in claims:
-            taken(store.run(calls.acquire(claim), hold_off=0))
-        for server in servers:
-            kill_clients(server)
-        assert [store.run(calls.settle(claim)).ours for claim in claims] == [True] * 6
-        for claim in claims:
-            taken(store.run(calls.acquire(claim), hold_off=0))
 
 
 def test_a_restart_that_is_told_by_a_break_alone_is_held_off(own_redis, label, monkeypatch) -> None:

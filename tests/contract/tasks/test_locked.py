@@ -160,18 +160,6 @@ def test_it_works_beside_another_base_with_a_call_of_its_own(eager):
         assert calls == ["other"]
 
 
-def test_class_based_tasks_take_the_lock(eager):
-    class Based(SingletonTask):
-        name = "based"
-        lock_key = "based:{x}"
-
-        def run(self, x):
-            return self.lock.key
-
-    task = eager.register_task(Based())
-    assert task.delay(3).get() == task.lock_key_for(3)
-
-
 @pytest.fixture
 def heard():
     """What the signals said, by their names."""
@@ -218,16 +206,6 @@ def test_signals_tell_of_every_lock(eager, heard, client):
     assert released.held > 0
     with pytest.raises(AttributeError):
         acquired.fence = 1
-
-
-def test_binding_a_task_binds_nothing_else(app):
-    """To ask the base class for its `app` would bind it, and every later task unannotated."""
-
-    @app.task(shared=False, base=SingletonTask, lock_ttl=5)
-    def bound(): ...
-
-    assert bound.lock_options.lock_ttl == 5
-    assert "__bound__" not in vars(SingletonTask)
 
 
 def test_another_app_that_knows_no_redis_is_left_in_peace(conf):

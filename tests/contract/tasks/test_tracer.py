@@ -8,7 +8,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from celery import Celery
+from celery import Celery, signals
 from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from celery.utils import uuid
@@ -331,7 +331,9 @@ def test_a_refusal_that_cannot_be_stored_is_celerys_to_handle(app, client, label
     assert app.AsyncResult(label).state == "FAILURE"
 
 
-def test_an_attempt_that_retries_is_stored_once_with_its_error(app, label, monkeypatch):
+def test_an_attempt_that_retries_is_stored_once_with_its_error_and_then_sent(
+    app, label, monkeypatch
+):
     task, stored = define(app), []
     store = type(task.backend).store_result
 
@@ -342,9 +344,14 @@ def test_an_attempt_that_retries_is_stored_once_with_its_error(app, label, monke
     monkeypatch.setattr(type(task.backend), "store_result", count)
     monkeypatch.setitem(ERRORS, "retry for", ValueError("as told"))
 
+    def note_sent(**kwargs: Any) -> None:
+        stored.append("sent")
+
+    signals.before_task_publish.connect(note_sent)
+
     assert trace(task, label, "retry for") == "RETRY"
 
-    assert stored == ["RETRY"]
+    assert stored == ["RETRY", "sent"]
     assert repr(app.AsyncResult(label).result) == "ValueError('as told')"
     assert "as told" in app.AsyncResult(label).traceback
 

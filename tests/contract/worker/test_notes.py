@@ -115,40 +115,6 @@ def test_a_note_is_forgotten_once_its_message_is_acknowledged(shared, send, note
     eventually(lambda: not any(map(notes_of, results)), "the notes are forgotten")
 
 
-def test_so_is_the_note_of_one_that_was_turned_away(threads, send, notes_of, journal, label):
-    first = send("late", label, None)
-    eventually(lambda: journal.count(label, "start"), "it runs")
-    second = send("late", label)
-    eventually(lambda: second.state == "REVOKED", "the second one is skipped")
-    assert notes_of(second)
-    eventually(lambda: not notes_of(second), "its note is forgotten")
-    journal.let_go(first.id)
-    assert first.get(timeout=30)
-
-
-def test_so_is_the_note_of_a_message_that_waited_in_the_worker(
-    threads, send, notes_of, journal, label
-):
-    """It is acknowledged as its task begins to run."""
-    occupy = [send("occupies", label) for _ in range(2)]
-    eventually(lambda: journal.count(label, "start") == 2, "all slots are taken")
-    waits = send("skip", f"{label}-waits")
-    await_line(threads, waits.id, "received")
-    never(lambda: journal.count(f"{label}-waits", "start"), "it runs", 1.2)
-    for each in occupy:
-        journal.let_go(each.id)
-    assert waits.get(timeout=30)
-    assert notes_of(waits)
-    eventually(lambda: not notes_of(waits), "its note is forgotten")
-
-
-def test_so_are_those_of_a_task_that_is_retried_and_fails(threads, send, notes_of, label):
-    result = send("fails_late", label)
-    eventually(lambda: result.state == "FAILURE", "its retry has failed")
-    assert notes_of(result)
-    eventually(lambda: not notes_of(result), "the notes of both attempts are forgotten")
-
-
 @needs_impatience
 def test_the_note_of_a_worker_that_is_killed_stays_and_the_copy_does_not_run(
     start, send_here, stays, journal, label, broker
@@ -168,18 +134,6 @@ def test_the_note_of_a_worker_that_is_killed_stays_and_the_copy_does_not_run(
     await_line(second, result.id, "already done")
     stays(result)
     assert journal.count(label, "start") == 1
-
-
-def test_the_note_of_a_redelivered_message_stays(shared, send, stays, journal, label):
-    """There may be more copies."""
-    shared("prefork")
-    result = send("late", label, None, pool="prefork")
-    (entry,) = eventually(lambda: journal.read(label, "start"), "it runs")
-    os.kill(entry.pid, signal.SIGKILL)
-    eventually(lambda: journal.count(label, "start") == 2, "it runs again")
-    journal.let_go(result.id)
-    assert result.get(timeout=30)
-    stays(result)
 
 
 @pytest.fixture

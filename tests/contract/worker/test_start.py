@@ -63,7 +63,7 @@ def test_a_worker_that_ended_looks_after_no_rooms():
         with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=20):
             eventually(looks, "it looks after rooms")
         eventually(lambda: not looks(), "its turn is over")
-        never(looks, "it looks again", 2.5)
+        never(looks, "it looks again", 1.5)
     app.close()
 
 
@@ -79,21 +79,4 @@ def test_a_worker_without_a_result_backend_says_so_at_once():
         raise AssertionError("it started")
     assert "secret" not in str(told.value)
     assert "result_backend='cache+memory://'" in str(told.value)
-    app.close()
-
-
-def test_a_worker_that_was_made_and_dropped_looks_after_no_rooms():
-    app = Celery("dropped", broker="memory://", backend="cache+memory://", set_as_current=False)
-    with memory_locks() as locks:
-
-        @app.task(base=SingletonTask, shared=False, name="dropped", on_conflict=Queue())
-        def dropped(): ...
-
-        worker = Within()
-        worker.app, worker.blueprint = app, None
-        signals.worker_init.send(sender=worker)
-        eventually(lambda: locks.client.keys("*:sweep:*"), "it looks after rooms")
-        del worker
-        eventually(lambda: not locks.client.keys("*:sweep:*"), "its turn is over")
-        never(lambda: locks.client.keys("*:sweep:*"), "it looks again", 2.5)
     app.close()

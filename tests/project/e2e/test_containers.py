@@ -10,22 +10,17 @@ from __future__ import annotations
 
 import inspect
 import io
-import os
-import subprocess
-import sys
 import tarfile
-import tempfile
 import uuid
 from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import celery._state
 import docker
 import pytest
-from celery import Celery, shared_task, states
+from celery import Celery, states
 from docker.models.containers import Container
 from docker.models.images import Image
 from docker.models.volumes import Volume
@@ -35,16 +30,13 @@ from pytest_celery import (
     DEFAULT_WORKER_CONTAINER_TIMEOUT,
     DEFAULT_WORKER_VOLUME,
     CeleryTestBroker,
-    CeleryTestSetup,
     CeleryTestWorker,
     CeleryWorkerCluster,
     CeleryWorkerContainer,
 )
-from pytest_celery.vendors.worker.content.app import app as template
 from pytest_docker_tools import container, fxtr
 from pytest_docker_tools.wrappers import container as wrapper
 
-from celery_redislock import ConfigError, RedisLock, SingletonTask
 from celery_redislock.testing import assert_free, assert_locked, assert_skipped
 from tests.project.e2e import tasks
 from tests.support.engine import on_an_engine
@@ -224,67 +216,6 @@ def test_the_lock_of_a_container_that_was_killed_lapses(celery_setup, label):
 
 
 # -- all but the engine -----------------------------------------------------------------------
-
-
-def test_the_app_that_sends_knows_the_tasks():
-    """On an engine each test would fail with `NotRegistered`."""
-    app = CeleryTestSetup.create_setup_app({}, "sends")
-    app.finalize()
-    assert {tasks.skip.name, tasks.queue.name} <= set(app.tasks)
-
-
-def test_shared_tasks_can_be_imported_beside_pytest_celerys_own_app(label, monkeypatch):
-    """It is there from the start, knows no Redis, and every shared task is bound to it."""
-    # Neither to the apps of tests before this one, nor to those of tests after it.
-    monkeypatch.setattr(celery._state, "_apps", {template})
-    monkeypatch.setattr(celery._state, "_on_app_finalizers", set(celery._state._on_app_finalizers))
-
-    @shared_task(base=SingletonTask, name=f"e2e.shared.{label}")
-    def shared() -> None: ...
-
-    template.finalize()
-    with pytest.raises(ConfigError, match="redislock_url"):
-        template.tasks[f"e2e.shared.{label}"].lock_key_for()
-
-
-def test_the_worker_that_goes_into_the_container_runs_as_a_process(conf, queue):
-    with tempfile.TemporaryDirectory() as folder:
-        for path, content in WorkerContainer.initial_content().items():
-            file = Path(folder, path)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(content)
-        # The package as the image has it: from elsewhere. The file of tasks: only what is mounted.
-        Path(folder, "celery_redislock").symlink_to(ROOT / "celery_redislock")
-        _, *command = WorkerContainer.command("-Q", queue)
-        urls = {
-            "CELERY_BROKER_URL": conf["broker_url"],
-            "CELERY_RESULT_BACKEND": conf["result_backend"],
-        }
-        log = Path(folder, "log")
-        with log.open("wb") as out:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "celery", *command],
-                cwd=folder,
-                env={**os.environ, **urls, "PYTHONPATH": folder},
-                stdout=out,
-                stderr=subprocess.STDOUT,
-            )
-        try:
-            sender = Celery("e2e", set_as_current=False)
-            sender.conf.update(broker_url=urls["CELERY_BROKER_URL"])
-            sender.conf.update(result_backend=urls["CELERY_RESULT_BACKEND"])
-            label = uuid.uuid4().hex
-            lock = RedisLock(conf["result_backend"], label)
-            result = sender.send_task("e2e.skip", [label, 6.0], queue=queue)
-            eventually(lambda: result.state == states.STARTED, "it runs", 30)
-            eventually(lock.holder, "Celery says so before it has the lock", 30)
-            assert_skipped(sender.send_task("e2e.skip", [label], queue=queue), 30)
-            assert result.get(timeout=30)
-            assert "ready." in log.read_text(encoding="utf-8"), "pytest-celery waits for this"
-        finally:
-            process.terminate()
-            process.wait(30)
-            sender.close()
 
 
 def test_the_image_has_what_it_is_made_of():

@@ -41,55 +41,10 @@ BROKEN = {
         "acquire",
         f"{_IS_OWN} return {{'busy', held, redis.call('PTTL', KEYS[1]), 'other', 0}} end",
     ),
-    "nobody_looks": (
-        "nobody looks after a room, and a message that does not come is not published again",
-        "look",
-        "do return {-1, {}, {}, {}} end",
-    ),
-    "newcomers_overtake": (
-        "a free lock is anybody's, whoever waits in the room",
-        "acquire",
-        f"if redis.call('EXISTS', KEYS[1]) == 0 then {_TAKE} end",
-    ),
-    "copies_run": (
-        "nobody remembers what has run, and a room may publish a message twice",
-        "acquire",
-        "redis.call('DEL', KEYS[4])",
-    ),
     "two_one_too_many": (
         "a limit counts wrong: one more gets in",
         "acquire",
         "if KEYS[15] then redis.call('DEL', KEYS[15]) end",
-    ),
-    "pause_is_forgotten": (
-        "a release frees the lock at once, whatever `lock_min_hold` says",
-        "settle",
-        "if ARGV[10] then ARGV[10] = '0' end",
-    ),
-    "old_replaces_new": (
-        "who comes back into a room replaces what came since",
-        "park",
-        "ARGV[1], ARGV[6], ARGV[15] = ARGV[18], '0', ''",
-    ),
-    "failed_waits_on": (
-        "a task that a time limit ends while it is parked stays in the room",
-        "settle",
-        "if ARGV[11] then ARGV[2], ARGV[11], ARGV[12] = '', '', '' end",
-    ),
-    "max_wait_begins_anew": (
-        "steady calls never run",
-        "park",
-        "if ARGV[17] ~= '' then ARGV[17] = '3600000' end",
-    ),
-    "quiet_time_is_the_first_calls": (
-        "a newer call does not begin the quiet time anew",
-        "park",
-        "if ARGV[17] ~= '' then ARGV[17] = ARGV[16] end",
-    ),
-    "nobody_waits_for_quiet": (
-        "a debounced call asks for the lock as others do",
-        "park",
-        "ARGV[16], ARGV[17] = '', ''",
     ),
 }
 

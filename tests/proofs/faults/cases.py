@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import re
 import shutil
 import statistics
 from collections import defaultdict
@@ -28,7 +27,6 @@ REDELIVER = frozenset(
     {
         *("kill_worker", "kill_all_workers", "kill_everything", "several"),
         *("soft_shutdown", "cold_shutdown", "cut_broker", "cut_broker_cancels"),
-        *("new_release", "two_fleets", "kill_replaced"),
     }
 )
 
@@ -66,56 +64,18 @@ def _cases_of(fault: Fault) -> Iterator[Case]:
 FULL = {case.id: case for fault in FAULTS.values() for case in _cases_of(fault)}
 
 
-#: What does not make a fault another kind of fault, but how long or how much, where, and whom.
-_DEGREES = (
-    *("_(short|long|little|much|any_key|key_with_ttl)$", "_at_.*", "_cancels$", "^lossy_"),
-    *("(?<=cluster)_(move_.*|reshard|add_node)", "(?<=cluster_)(failover|kill_.*|cut_off_.*)"),
-    "(?<=cluster_restart)_node",
-    *("(?<=kill)_all_workers|(?<=kill)_everything", "(?<=stop)_main|(?<=stop)_worker"),
-    "(?<=suspend)_(task|lock)$",
-    *("_empty(?!_locks)|_with_data", "(?<=clock)_(forward|back)", "(?<=block)_(to|from)"),
-    *("(?<=lose)_.*(?=_replies)", "^(soft|cold)(?=_shutdown)"),
-)
-
-
-#: Faults that `tests/simulation` has too: their kinds need no real server and no real worker.
-_SIMULATED = re.compile(
-    "(stop|pause|restart|empty|cut|break|delay)_(locks|empty|with_data)|block_|lose_|suspend_|"
-    "flush_|stop_|kill_child|(late|lost)_messages"
-)
-
-
-def _kinds() -> Iterator[list[Fault]]:
-    """The faults, and together those that differ only in a degree."""
-    kinds: dict[str, list[Fault]] = {}
-    for fault in FAULTS.values():
-        if _SIMULATED.match(fault.name):
-            continue
-        kind = re.sub("|".join(_DEGREES), "", fault.name)
-        if "_at_" in fault.name:
-            kind += "_at"
-        kinds.setdefault(kind, []).append(fault)
-    yield from kinds.values()
-
-
-def _short() -> Iterator[Case]:
-    """Each kind of fault that is not simulated once, so that each pool, broker and acknowledgement
-    comes as often.
-    """
-    all_turns = list(itertools.product(ACKS, POOLS, BROKERS))
-    turns = itertools.cycle(all_turns)
-    for number, faults in enumerate(_kinds()):
-        fault = faults[number % len(faults)]
-        cases = set(_cases_of(fault))
-        for acks, pool, broker in itertools.islice(turns, len(all_turns)):
-            case = Case(broker, pool, acks, fault.name)
-            if case in cases:
-                yield case
-                break
-
-
-#: A selection for every day.
-SHORT = list(_short())
+#: A selection for every day: each pool, broker and acknowledgement, of what is not simulated.
+SHORT = [
+    Case("redis", "prefork", "early", "kill_worker"),
+    Case("rabbitmq", "prefork", "late", "kill_all_workers"),
+    Case("redis", "gevent", "late", "revoke"),
+    Case("rabbitmq", "threads", "early", "cold_shutdown"),
+    Case("rabbitmq", "prefork", "early", "cut_broker"),
+    Case("redis", "solo", "early", "failover"),
+    Case("redis", "threads", "late", "several"),
+    Case("rabbitmq", "gevent", "late", "cluster_failover"),
+    Case("redis", "prefork", "late", "cluster_stop_node_long"),
+]
 
 
 # -- running ----------------------------------------------------------------------------------

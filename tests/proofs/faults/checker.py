@@ -15,16 +15,8 @@ from typing import TypeVar
 
 from tests.proofs.history import Event
 
-from .debouncing import late_bursts, too_early, without_a_run
 from .losses import Taken, still_in, taken_by_nobody
-from .replacing import (
-    ended_by_the_older,
-    older_after_newer,
-    ran_after_all,
-    replacements,
-)
-from .rooms import Stay, came_as_new, newcomers, passed_by, side_by_side, stays, unanswered, unsaid
-from .witness import KEPT_FOR
+from .rooms import Stay, stays, unsaid
 
 T = TypeVar("T")
 
@@ -34,13 +26,6 @@ NOISE = 0.75
 #: The bounds themselves, in seconds.
 SOON = 0.5
 NEVER = float("inf")
-#: While a task waits in a room, somebody runs under the lock at least so often: the message of the
-#: next one may be behind all that is open.
-STUCK = 15.0
-#: If nothing goes wrong, a debounced task is published so soon after its `max_wait`.
-DUE = 1.0
-#: So often in a second a task may ask for its lock.
-MOST_ASKS = 30
 #: Two clocks are read one after the other, in seconds.
 TICK = 0.005
 
@@ -174,9 +159,8 @@ class Facts:
         case, ttl, allows, acks_late: what was played.
         bodies, by_key, bodies_of: every run, by its start; those with a lock, by its key; by task.
         of_id: what happened to each message, by its task's id.
-        stays, rooms, replaced: in waiting rooms; by the lock's key; those that a newer one ended.
-        unsaid, unanswered: the tries to park, and the questions for a lock, without an answer.
-        replacements, told_to_end: who ended whom; what says that a holder was told to.
+        stays, replaced: in waiting rooms; those that a newer one ended.
+        unsaid: the tries to park without an answer.
         expiring, revoked: tasks that were sent with an expiry; that the fault revoked.
         mains, died: the workers' main processes; when each dead process was seen to be dead.
         faults: each one's begin, end, and whether the lock server may not have been reachable.
@@ -202,13 +186,10 @@ class Facts:
             lambda event: event.get("id") or (event.kind == "end" and ids.get(event.run)) or "",
         )
         self.stays = stays(self.events)
-        self.rooms = grouped(self.stays, lambda stay: stay.parked.key)
         self.replaced = grouped(
             (stay for stay in self.stays if stay.how == "replaced"), lambda stay: stay.parked.id
         )
-        self.unsaid, self.unanswered = unsaid(self.events), unanswered(self.events)
-        self.replacements = replacements(self.events, self.by_key)
-        self.told_to_end = [e for e in kinds["conflict"] if e.outcome == "replacing"]
+        self.unsaid = unsaid(self.events)
         self.expiring = {e.id for e in kinds["sent"] if e.get("expires") is not None}
         self.revoked = {event.id for event in kinds["fault"] if event.get("id")}
         self.mains = {event.main for kind in ("worker", "received") for event in kinds[kind]}
@@ -268,13 +249,6 @@ class Facts:
 
     def last_stay(self, task_id: str) -> Stay | None:
         return next((s for s in reversed(self.stays) if s.parked.id == task_id), None)
-
-    def knows_offers(self, begin: float, end: float) -> bool:
-        """Whether it is written who was next in all of that time, and shortly before: what the
-        server said is not if the answer was lost.
-        """
-        begin -= 2 * KEPT_FOR
-        return not self.forgot(begin, end) and self.unreachable(begin, end) is None
 
     def conflicts_of(self, task_id: str) -> list[Event]:
         return [event for event in self.of_id[task_id] if event.kind == "conflict"]
@@ -345,11 +319,6 @@ class Facts:
             begin <= at <= end + self.ttl + SOON for begin, end, _ in self.faults
         )
 
-    def was_suspended(self, begin: float, end: float) -> bool:
-        """Whether an operator kept runs from beginning in this time."""
-        spans = self.kinds["suspended"]
-        return any(each.since - NOISE < end and begin < each.until + SOON for each in spans)
-
     def unreachable(self, begin: float, end: float) -> float | None:
         """When the lock server was reachable again, if it was not for some of that time."""
         spans = [(a, b) for a, b, away in self.faults if away and a < end and b > begin]
@@ -361,12 +330,6 @@ class Facts:
         if body.end is None or release is None or release.owned:
             return False
         return self.unreachable(body.end.at, release.at) is not None
-
-    def disturbed(self, begin: float, end: float) -> bool:
-        """Whether something went wrong then, or shortly before."""
-        begin -= self.ttl
-        steps = any(begin < e.at < end for e in self.kinds["step"])
-        return steps or any(a < end and begin < b for a, b, _ in self.faults)
 
     def clock_stepped(self, begin: float, end: float) -> tuple[float, float]:
         """By how many seconds the lock server's clock was put forward in that time, and back: what
@@ -531,24 +494,20 @@ def _one_outcome(facts: Facts, sent: Event, result: Event) -> Iterator[Violation
     replaced = facts.replaced[sent.id]
     skips = [e for e in conflicts if e.outcome in SKIPPED]
     skips += [stay.left for stay in replaced if stay.left is not None]
-    successors = [one.newer for one in facts.replacements if one.older == sent.id]
-    if result.get("error") == "TaskReplaced":
-        skips += [e for e in conflicts if e.outcome == "replaced"]
-        skips += [one.event for one in facts.replacements if one.older == sent.id]
-        # Whoever met it knew that it had the lock, which it may not have heard itself yet.
-        skips += [e for e in facts.told_to_end if e.holder == sent.id]
+    is_replaced = result.get("error") == "TaskReplaced"
     name = f"{sent.task}[{sent.id}]"
     returned = [b for b in bodies if b.outcome == "returned"]
     # Whoever replaced it may have died, or not have been answered, before that was written.
     by_unknown = any(event.id in (result.get("about") or "") for event in facts.unsaid)
     if _says_skipped(result) and by_unknown:
         return
-    if _says_skipped(result) and not skips:
+    if _says_skipped(result) and not skips and not is_replaced:
         yield Violation("result", f"{name} is said to be skipped, and was not", (result,))
-    if result.state == "REVOKED" and not skips and sent.id not in facts.revoked | facts.expiring:
+    expected = is_replaced or sent.id in facts.revoked | facts.expiring
+    if result.state == "REVOKED" and not skips and not expected:
         yield Violation("result", f"{name} was revoked, and nobody did it", (result,))
     about = result.get("about")
-    successors += [stay.successor.rpartition(":")[0] for stay in replaced]
+    successors = [stay.successor.rpartition(":")[0] for stay in replaced]
     if _says_skipped(result) and successors and about is not None:
         others = [e.holder for e in conflicts if e.outcome in (*SKIPPED, "replaced")]
         if not any(each and each in about for each in (*successors, *others)):
@@ -739,98 +698,8 @@ def nothing_is_left(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
         rooms = {} if facts.kinds["evicted"] else event.get("rooms", {})
         for key, value in rooms.items():
             yield Violation("left", f"there is still {key}: {value}", (event,))
-    for event in facts.kinds["drained"]:
-        for key, task_id in (event.get("reserved") or {}).items():
-            ended_at = _gave_up_its_reservation(facts, task_id)
-            if facts.elapsed(ended_at, event.at) > SOON + NOISE:
-                late = event.at - ended_at
-                yield Violation(
-                    "reserved",
-                    f"{key} was still kept for {task_id}, {late:.2f} s after that had ended",
-                    (*facts.of_id[task_id][-3:], event),
-                )
     for event in facts.kinds["immortal"]:
         yield Violation("immortal", f"{event.key} has no expiry", (event,))
-
-
-def _gave_up_its_reservation(facts: Facts, task_id: str) -> float:
-    """From when on nothing must be kept for this task any more; never, if that cannot be said."""
-    last = max((e.at for e in facts.of_id[task_id] if e.kind in _OF_A_RUN), default=NEVER)
-    states = {event.id: event.state for event in facts.kinds["result"]}
-    got_by = {e.main for e in facts.of_id[task_id] if e.kind == "received"}
-    may_stay = (
-        states.get(task_id) not in FINAL
-        or any(pid in facts.died for pid in got_by)
-        or any(
-            facts.is_dead(body.start, by=facts.events[-1].at) for body in facts.bodies_of[task_id]
-        )
-        or facts.unreachable(last - facts.ttl, last + SOON) is not None
-    )
-    return NEVER if may_stay else last
-
-
-#: What is written of a task while it has not ended, or as it ends.
-_OF_A_RUN = ("sent", "received", "start", "end", "conflict", "failed", "revoked", "stored", "took")
-
-
-def what_was_not_sent_has_a_run_that_stands(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
-    """A duplicate that is not sent was given the id of one that has not ended."""
-    sent = {event.id for event in facts.kinds["sent"]}
-    for event in facts.kinds["not sent"]:
-        if event.existing not in sent:
-            yield Violation("stale", f"{event.existing} was never sent", (event,))
-            continue
-        ended_at = _gave_up_its_reservation(facts, event.existing)
-        if facts.elapsed(ended_at, event.asked) > SOON + NOISE:
-            yield Violation(
-                "stale",
-                f"{event.task} was not sent for {event.existing}, which had ended"
-                f" {event.asked - ended_at:.2f} s before",
-                (*facts.of_id[event.existing][-3:], event),
-            )
-
-
-def _died_at_its_first_turn(facts: Facts, older: Body, newer: Body) -> bool:
-    """Whether the older task took the lock before the newer one came, and died before its body
-    began: the newer one then found nothing to replace.
-    """
-    begun = {body.start.fence for body in facts.bodies_of[older.start.id]}
-    came = min((e.at for e in facts.of_id[newer.start.id] if e.kind == "received"), default=NEVER)
-    return any(
-        e.kind == "took" and e.at < came and e.fence not in begun
-        for e in facts.of_id[older.start.id]
-    )
-
-
-def what_was_replaced_stays_replaced(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
-    """A run that a newer one ended does not run again, and does not end the newer one."""
-    for one, body in ran_after_all(facts.replacements, facts.bodies_of):
-        if not facts.data_may_be_lost(body.start.at):
-            yield Violation(
-                "replaced, ran",
-                f"{one.older} was replaced by {one.newer}, and ran again",
-                (one.event, body.start),
-            )
-    ids = {e.id for e in facts.events if e.kind in ("parked", "not parked") and e.get("replaces")}
-    for bodies in facts.by_key.values():
-        replacing = [body for body in bodies if body.start.id in ids]
-        for older, newer in older_after_newer(facts.of_id, replacing):
-            begin, end = newer.start.asked - facts.ttl, older.start.at
-            if _died_at_its_first_turn(facts, older, newer):
-                continue
-            if not facts.data_may_be_lost(end) and facts.unreachable(begin, end) is None:
-                yield Violation(
-                    "older last",
-                    f"{older.start.id} came before {newer.start.id}, and ran after it",
-                    (newer.start, older.start),
-                )
-    for one, event in ended_by_the_older(facts.replacements, facts.kinds["conflict"]):
-        if not facts.data_may_be_lost(event.at):
-            yield Violation(
-                "older won",
-                f"{one.newer} had replaced {one.older}, which then ended it",
-                (one.event, event),
-            )
 
 
 def released_locks_are_free(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
@@ -878,41 +747,6 @@ def _met_at(facts: Facts, conflict: Event) -> float:
         if e.kind == "refused" and e.pid == conflict.pid and e.at <= conflict.at
     ]
     return max(refused, default=conflict.at)
-
-
-def held_locks_let_nobody_in(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
-    """A lock that is kept for a retry goes to that retry, as long as it lives."""
-    countdowns = {event.id: event.get("countdown", 0.0) for event in facts.kinds["sent"]}
-    ends = {(b.start.key, b.start.fence): b.end for b in facts.bodies if b.end is not None}
-    for event in facts.kinds["released"]:
-        end = ends.get((event.key, event.fence))
-        if not (event.owned and event.kept_for_retry and end):
-            continue
-        next_at = min(
-            (b.start.at for b in facts.bodies_of[event.id] if b.start.at > end.at), default=NEVER
-        )
-        # It was left at some time between these two events.
-        lapses_at = end.at + countdowns.get(event.id, 0.0) + facts.ttl
-        until = min(next_at, lapses_at - facts.clock_stepped(end.at, lapses_at)[0])
-        for body in facts.by_key[event.key]:
-            start = body.start
-            lost = facts.data_may_be_lost(start.at) or facts.forgot(event.at, start.at)
-            # It was taken at some time between its own two.
-            within = event.at < start.asked and start.at < until
-            if within and start.id != event.id and not (lost or _gave_up(facts, event, start)):
-                yield Violation(
-                    "held", f"{event.key} was held for a retry, and let another in", (event, start)
-                )
-
-
-def _gave_up(facts: Facts, left: Event, start: Event) -> bool:
-    """Whether the retry was revoked; or may have come, found the server not to answer, and given
-    back what it may have taken.
-    """
-    if any(e.get("id") == left.id and e.at < start.at for e in facts.kinds["fault"]):
-        return True
-    came = any(e.kind == "received" and left.at < e.at < start.at for e in facts.of_id[left.id])
-    return came and facts.unreachable(left.at, start.at) is not None
 
 
 def losers_are_told(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
@@ -1009,203 +843,9 @@ def locks_of_the_dead_are_freed(facts: Facts, verdict: Verdict) -> Iterator[Viol
             )
 
 
-# -- waiting rooms ----------------------------------------------------------------------------
-
-
-def the_room_keeps_its_order(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
-    """Who waits takes the lock in the order of the room, and nobody takes it past them."""
-    for key, in_room in facts.rooms.items():
-        limit = max(map(_limit, facts.by_key[key]), default=1)
-        # Who was woken asks once more: what it has then it has from its first answer on.
-        firsts = {(e.token, e.fence): e for e in reversed(facts.kinds["took"]) if e.key == key}
-        took = [e for e in firsts.values() if not _has_a_claim(facts, e)]
-        came = [("overtook", e, e.asked) for e in newcomers(in_room, took, facts.kinds["offered"])]
-        for stay in in_room:
-            is_next = stay.how == "took" and not stay.in_front and not came_as_new(in_room, stay)
-            if is_next and stay.left is not None:
-                came.append(("order", stay.left, stay.first.asked_at))
-        for rule, event, since in came:
-            for stay in passed_by(in_room, event, since, limit):
-                if facts.was_suspended(stay.parked.asked, event.at):
-                    continue  # another task of the lock goes first then
-                if facts.knows_offers(stay.parked.asked, event.at):
-                    yield Violation(
-                        rule,
-                        f"{event.entry} took {key} past {stay.entry}, which was in the room before",
-                        tuple(filter(None, (stay.parked, event, stay.left))),
-                    )
-
-
-def rooms_go_on(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
-    """While somebody waits in a room, somebody runs under its lock every now and then."""
-    for key, in_room in facts.rooms.items():
-        runs = [at for b in facts.by_key[key] for at in (b.start.at, b.inside_until)]
-        # One that was published and needs this lock no more has run elsewhere, or without a lock.
-        runs += [each.left_by for each in in_room if each.how == "out" and each.offers]
-        for stay in in_room:
-            begin = stay.parked.at
-            if not stay.how:
-                continue  # what is left there is found by `nothing_is_left`
-            end = min(stay.left_by, stay.unsure_from)
-            times = sorted([begin, *(at for at in runs if begin < at < end), max(begin, end)])
-            gap, since = max((b - a, a) for a, b in itertools.pairwise(times))
-            if facts.elapsed(since, since + gap) <= STUCK or facts.forgot(begin, end):
-                continue
-            was_suspended = facts.was_suspended(since, since + gap)
-            if facts.unreachable(since, since + gap) is None and not was_suspended:
-                yield Violation(
-                    "stuck",
-                    f"{stay.entry} waited for {key}, and nobody ran for {gap:.1f} s",
-                    tuple(filter(None, (stay.parked, stay.left))),
-                )
-                break
-
-
-def _has_a_claim(facts: Facts, took: Event) -> bool:
-    """Whether it may take the lock whoever waits: it has it by then, or its earlier attempt."""
-    # Also what has been kept for its message since that was sent.
-    if took.get("reserved") or any(e.token == took.token for e in facts.unanswered):
-        return True
-    return not took.entry.endswith(".0") and any(
-        _kept_or_lost(facts, body) for body in facts.bodies_of[took.id] if body.start.at < took.at
-    )
-
-
-def _kept_or_lost(facts: Facts, body: Body) -> bool:
-    release = facts.releases.get((body.start.key, body.start.fence))
-    return release is None or release.kept_for_retry or not release.owned
-
-
-def in_a_slot_one_waits(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
-    """At most one task waits in a pending slot, and it is the newest, which gets its run."""
-    for key, in_room in facts.rooms.items():
-        for first, second in side_by_side(in_room):
-            begin, end = first.parked.asked, min(second.left_by, facts.events[-1].at)
-            if facts.forgot(begin, end):
-                continue
-            yield Violation(
-                "two wait",
-                f"{first.entry} and {second.entry} waited for {key} side by side",
-                (first.parked, second.parked),
-            )
-    sent_at = {event.id: event.at for event in facts.kinds["sent"]}
-    for task_id, replaced in facts.replaced.items():
-        for stay in replaced:
-            bodies = facts.bodies_of[stay.successor.rpartition(":")[0]]
-            older = [b.start for b in bodies if b.start.at < sent_at.get(task_id, 0.0)]
-            if older and stay.parked.newest:
-                yield Violation(
-                    "newest",
-                    f"{task_id} was replaced by one that had begun before it was sent",
-                    (stay.parked, *older, *filter(None, (stay.left,))),
-                )
-
-
-def bursts_end_in_one_run(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
-    """A debounced call runs, or a newer one does; not before it is quiet; and soon after
-    `max_wait`, however many calls come.
-    """
-    for events, why in without_a_run(facts.kinds, facts.bodies_of):
-        yield Violation("no run", f"{events[0].id} {why}", events)
-    for body, events, early in too_early(facts.stays, facts.bodies, facts.kinds["parks"]):
-        begin, end = events[0].at, body.start.at
-        if early > TICK + facts.clock_stepped(begin, end)[0] and not facts.forgot(begin, end):
-            yield Violation(
-                "not quiet", f"{body.start.id} began {early:.3f} s before it was quiet", events
-            )
-    for key, in_room in facts.rooms.items():
-        for due, burst in late_bursts(in_room, facts.by_key[key]):
-            first, last = burst[0], burst[-1]
-            offers = [offer.at for stay in burst for offer in stay.offers]
-            begin, published = first.parked.at, min([*offers, last.left_by])
-            disturbed = (
-                facts.disturbed(begin, published) or facts.clock_stepped(begin, published)[1]
-            )
-            bound = STUCK if disturbed else DUE + NOISE
-            late = facts.elapsed(due, published)
-            if late > bound and not facts.forgot(begin, last.left_by):
-                yield Violation(
-                    "max wait",
-                    f"the newest call after {first.entry} was published only {late:.2f} s after"
-                    " `max_wait`",
-                    (first.parked, last.parked, *filter(None, (last.left,))),
-                )
-
-
-def who_has_failed_does_not_wait(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
-    """A soft time limit that ends a task while it is parked takes it out of the room."""
-    for event in facts.kinds["failed"]:
-        starts = [body.start for body in facts.bodies_of[event.id]]
-        # A body that had sent a retry failed as it released: the retry runs, as always with Celery.
-        ran = max((start.get("attempt") for start in starts if start.at < event.at), default=None)
-        later = [start for start in starts if facts.elapsed(event.at, start.at) > SOON / 5]
-        later = [start for start in later if ran is None or start.get("attempt") <= ran]
-        reachable = facts.unreachable(event.at - facts.ttl, event.at) is None
-        if event.error == "SoftTimeLimitExceeded" and later and reachable:
-            yield Violation(
-                "failed, ran", f"{event.id} had failed, and ran after that", (event, later[0])
-            )
-
-
-def pauses_are_kept(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
-    """After a success nobody takes a lock before its `lock_min_hold` is over, or the pause that the
-    body asked for.
-    """
-    asked_at = {(e.key, e.fence): e.asked for e in facts.kinds["took"]}
-    for key, bodies in facts.by_key.items():
-        for body in bodies:
-            start = body.start
-            min_hold, pause = start.get("min_hold", 0.0), start.get("pause", 0.0)
-            release = facts.releases.get((key, start.fence))
-            is_over = body.outcome == "returned" and release is not None and release.owned
-            if not (min_hold or pause) or not is_over:
-                continue
-            until = asked_at.get((key, start.fence), start.asked) + min_hold
-            if pause and body.end is not None:
-                until = max(until, body.end.at + pause)
-            for other in bodies:
-                # By the lock server's clock, which may be put forward.
-                ends = until - TICK - facts.clock_stepped(start.at, other.start.at)[0]
-                early = start.fence < other.start.fence and other.start.at < ends
-                if early and not facts.data_may_be_lost(other.start.at):
-                    yield Violation(
-                        "pause",
-                        f"{key} was taken {until - other.start.at:.3f} s before its pause was over",
-                        (start, other.start),
-                    )
-
-
-def what_is_suspended_does_not_begin(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
-    """While a task or a lock is suspended, no run begins of what had not begun before."""
-    for suspended in facts.kinds["suspended"]:
-        for body in facts.bodies:
-            start = body.start
-            is_meant = start.task == suspended.get("task") or start.key == suspended.get("lock")
-            began = suspended.since <= start.asked and start.at < suspended.until
-            if is_meant and began and not start.attempt and not facts.data_may_be_lost(start.at):
-                yield Violation("suspended", f"{start.id} began, and was suspended", (start,))
-
-
-def nobody_asks_without_a_pause(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
-    """No task asks for its lock again and again without a pause."""
-    by_attempt = defaultdict(list)
-    for event in facts.kinds["asks"]:
-        by_attempt[event.entry, event.pid].append(event)
-    for asks in by_attempt.values():
-        for first, last in zip(asks, asks[MOST_ASKS:], strict=False):
-            if last.at - first.at < 1.0:
-                yield Violation(
-                    "spins",
-                    f"{first.entry} asked {MOST_ASKS} times in {last.at - first.at:.2f} s",
-                    (first, last),
-                )
-                break
-
-
 def nothing_fails_by_itself(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
     """No task fails with an error of the package's own."""
-    # The next release takes other arguments.
-    ours = {event.id for event in facts.kinds["sent"] if event.task != "reshaped"}
+    ours = {event.id for event in facts.kinds["sent"]}
     for event in facts.kinds["failed"]:
         if event.id in ours and event.error in OF_PROGRAMS:
             yield Violation("error", f"{event.id} failed with {event.error}", (event,))
@@ -1223,26 +863,15 @@ def workers_live(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
 
 RULES = (
     workers_live,
-    nobody_asks_without_a_pause,
     nothing_fails_by_itself,
     no_overlap,
     fences_rise,
     no_message_vanishes,
     no_skip_is_stored_over_a_run,
-    what_was_not_sent_has_a_run_that_stands,
-    what_was_replaced_stays_replaced,
     not_its_own_duplicate,
     no_attempt_completes_twice,
     nothing_is_left,
     released_locks_are_free,
-    held_locks_let_nobody_in,
     losers_are_told,
     locks_of_the_dead_are_freed,
-    the_room_keeps_its_order,
-    rooms_go_on,
-    in_a_slot_one_waits,
-    bursts_end_in_one_run,
-    who_has_failed_does_not_wait,
-    pauses_are_kept,
-    what_is_suspended_does_not_begin,
 )

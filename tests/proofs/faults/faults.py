@@ -14,17 +14,13 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
-from celery.exceptions import NotRegistered
-
-from celery_redislock import operations
 from tests.proofs.history import Event
 from tests.support.servers import Proxy, RedisServer, SentinelSet, Way
 from tests.support.waiting import eventually
 from tests.support.workers import Worker
 
 from . import cluster
-from .kinds import OF_FLEETS, OF_RELEASE, OF_ROOMS, TASKS
-from .load import KEYS, OWN_KEYS
+from .kinds import TASKS
 from .stage import (
     FORGETS,
     LONG,
@@ -36,7 +32,6 @@ from .stage import (
     Stage,
     send_signal,
 )
-from .witness import STEPS, Step, stop_at
 
 PREFORK = ("prefork",)
 #: Where a running task can be ended from outside.
@@ -191,27 +186,6 @@ def lossy_failover(stage: Stage) -> None:
         stage.locks.mend()
 
 
-# -- an operator ------------------------------------------------------------------------------
-
-
-def suspend(stage: Stage, span: Span, one_lock: bool) -> None:
-    """An operator suspends a task or a lock that is in use, and later resumes it or sets an end."""
-    start = stage.await_inside()
-    what = {"lock": start.key} if one_lock else {"task": start.task}
-    stage.pause(0, 0.3)
-    with stage.during("suspend", **what):
-        operations.suspend(stage.app, **what, seconds=60, why="a fault", unknown=True)
-        since = time.monotonic()
-        stage.last(span)
-        until = time.monotonic()
-        if stage.rng.random() < 0.5:
-            operations.resume(stage.app, **what)
-        else:
-            operations.suspend(stage.app, **what, seconds=0.3, why="a fault", unknown=True)
-            eventually(lambda: not operations.list_suspensions(stage.app), "it has ended")
-        stage.history.write("suspended", since=since, until=until, **what)
-
-
 # -- the network to the lock server -----------------------------------------------------------
 
 
@@ -316,193 +290,6 @@ def cut_broker(stage: Stage, low: float = 0.0, high: float = 1.5) -> None:
     stage.await_inside()
     with stage.during("cut_broker"), _cut(stage.broker_proxy):
         stage.pause(low, high)
-
-
-def kill_replaced(stage: Stage) -> None:
-    """SIGKILL of the process of a run that is to end for a newer one, and has not ended yet. With
-    late acknowledgement its message comes back.
-    """
-    about = {"key": "r1", "how": "return"}  # which the load does not use
-    older = stage.body_of(stage.send("replace", kwargs={**about, "seconds": 5.0}))
-    newer = stage.send("replace", kwargs={**about, "seconds": stage.rng.uniform(0.2, 3.0)})
-
-    def is_told() -> bool:
-        told = stage.history.events("parked", "told")
-        return any(e.get("id") == newer or e.get("fence") == older.fence for e in told)
-
-    with contextlib.suppress(AssertionError):  # another one may have ended it
-        eventually(is_told, "the older one is to end", 5.0)
-    stage.pause(0, 0.6)
-    with stage.during("kill_replaced", pid=older.pid):
-        send_signal([older.pid], signal.SIGKILL)
-        stage.dead([older.pid])
-
-
-# -- the tasks themselves ---------------------------------------------------------------------
-
-
-def new_release(stage: Stage) -> None:
-    """All workers end, warmly or killed, while tasks wait in a room. Those that come after them
-    define some of these tasks otherwise: with another key or signature, or without a lock.
-    """
-    key, *_ = OWN_KEYS["moves"]
-    waiting = ("moves", "reshaped", "unlocked", "steady", "moves", "reshaped", "unlocked")
-    brief = {"key": key, "seconds": 0.1, "how": "return"}
-    stage.body_of(stage.send("steady", kwargs={**brief, "seconds": 2.5}))
-    ids = {stage.send(task, kwargs=brief) for task in waiting}
-    with contextlib.suppress(AssertionError):  # they may be behind others in the queue
-        eventually(lambda: {e.id for e in stage.history.events("parked")} & ids, "they wait", 3.0)
-    warmly = stage.rng.random() < 0.5
-    with stage.during("new_release", warmly=warmly):
-        pids = [pid for worker in stage.workers for pid in _processes(worker)]
-        signum = signal.SIGTERM if warmly else signal.SIGKILL
-        send_signal([worker.pid for worker in stage.workers], signum)
-        for worker in stage.workers:
-            worker.wait(60)
-        stage.dead(pids)
-        stage.replace_all(release=2)
-    for task in ("steady", "moves", "reshaped", "unlocked"):
-        stage.send(task, kwargs=brief)
-
-
-def two_fleets(stage: Stage) -> None:
-    """A worker of the first fleet is killed while its tasks wait in rooms. The second fleet, which
-    goes on, cannot publish them.
-    """
-    (key, *_) = KEYS
-    brief = {"key": key, "seconds": 0.1, "how": "return"}
-    here = stage.body_of(stage.send("queue", kwargs={**brief, "seconds": 1.5}, expires=None))
-    for task in ("queue", "other_queue", "queue", "coalesce", "debounce"):
-        stage.send(task, kwargs=brief, expires=None)
-    stage.pause(0.1, 1.0)
-    _kill_worker_of(stage, here, "two_fleets")
-
-
-# -- messages of a waiting room ---------------------------------------------------------------
-
-
-def late_messages(stage: Stage) -> None:
-    """For a while no worker takes messages: a room publishes one again, and both copies come."""
-    with _nobody_takes_messages(stage) as waiting:
-        _await_event(stage, "offered", waiting, lambda offer: offer.since > 0)
-
-
-def lost_messages(stage: Stage) -> None:
-    """The broker loses what a room has published."""
-    with _nobody_takes_messages(stage) as waiting:
-        _await_event(stage, "published", waiting)
-        with stage.app.connection_for_write() as connection:
-            connection.default_channel.queue_purge(stage.queue)
-
-
-def dropped_messages(stage: Stage) -> None:
-    """A worker that knows neither the task nor this package takes what a room has published. As
-    Celery does, it drops the message, and stores that the task has failed.
-    """
-    with _nobody_takes_messages(stage), stage.app.connection_for_write() as connection:
-        get = partial(connection.default_channel.basic_get, stage.queue, no_ack=True)
-        headers = eventually(get, "a message to drop", 15).headers
-        stage.app.backend.mark_as_failure(headers["id"], NotRegistered(headers["task"]))
-
-
-@contextlib.contextmanager
-def _nobody_takes_messages(stage: Stage) -> Iterator[set[str]]:
-    """Some wait in a room, whose holder then ends. There are no other messages."""
-    about = {"key": KEYS[0], "how": "return"}
-    with stage.load.held:
-        eventually(lambda: stage.watcher.over(set(stage.load.sent)), "what was sent has ended", 60)
-        stage.body_of(stage.send("queue", kwargs={**about, "seconds": 2.0}, expires=None))
-        waiting = {
-            stage.send(task, kwargs={**about, "seconds": 0.1}, expires=None)
-            for task in ("queue", stage.rng.choice(("coalesce", "debounce", "queue")), "queue")
-        }
-        eventually(lambda: all(map(stage.watcher.waits, waiting)), "they wait", 15)
-        # Another case may have its workers at the same RabbitMQ.
-        nodes = [worker.node for worker in stage.workers]
-        to = {"destination": nodes, "reply": True, "timeout": 5, "limit": len(nodes)}
-        with stage.during("no_messages"):
-            stage.app.control.cancel_consumer(stage.queue, **to)
-            try:
-                yield waiting
-            finally:
-                stage.app.control.add_consumer(stage.queue, **to)
-
-
-def _await_event(
-    stage: Stage, kind: str, ids: set[str], is_it: Callable[[Event], bool] = lambda event: True
-) -> None:
-    def found() -> bool:
-        return any(event.id in ids and is_it(event) for event in stage.history.events(kind))
-
-    eventually(found, f"{kind}: one of {ids}", 15)
-
-
-# -- between two steps of a waiting room ------------------------------------------------------
-
-
-def strike_at(stage: Stage, name: str, strike: Callable[[Stage, Event, Step], None]) -> None:
-    """Strike a process that is just there. See `STEPS`."""
-    with stop_at(stage.history, name) as step:
-        for _ in range(4):
-            _bring_about(stage, name)
-            with contextlib.suppress(AssertionError):  # the room may be in another's hands
-                strike(stage, step.reached(5.0), step)
-                return
-        stage.history.write("missed", name=name)
-
-
-def _bring_about(stage: Stage, step: str) -> None:
-    """Have somebody run, and others wait for it."""
-    key = stage.rng.choice(("k0", "k1"))
-    newest = stage.rng.choice(("coalesce", "debounce"))
-    name = {"replacing": newest, "replaced": newest, "gave up": "queue_briefly"}
-    tasks = ["queue", *[name.get(step, stage.rng.choice(("queue", "queue", newest)))] * 3]
-    holds = 2.0 if step == "gave up" else 1.0
-    for seconds, task in zip((holds, 0.1, 0.1, 0.1), tasks, strict=True):
-        stage.send(task, kwargs={"key": key, "seconds": seconds, "how": "return"}, expires=None)
-
-
-def kill_child_at(stage: Stage, here: Event, step: Step) -> None:
-    """SIGKILL of the process; of its worker, if it is the main one."""
-    if here.pid == here.main:
-        kill_worker_at(stage, here, step)
-        return
-    with stage.during("kill_child_at", step=here.name, pid=here.pid):
-        send_signal([here.pid], signal.SIGKILL)
-        stage.dead([here.pid])
-
-
-def kill_worker_at(stage: Stage, here: Event, step: Step) -> None:
-    """SIGKILL of the worker's main process. Its children die with it."""
-    _kill_worker_of(stage, here, "kill_worker_at")
-
-
-def soft_limit_at(stage: Stage, here: Event, step: Step) -> None:
-    """The signal of a soft time limit."""
-    with stage.during("soft_limit_at", step=here.name, pid=here.pid):
-        if here.pid != here.main:
-            send_signal([here.pid], signal.SIGUSR1)
-        stage.pause(0.0, 0.2)
-
-
-def cut_locks_at(stage: Stage, here: Event, step: Step) -> None:
-    """Connections to the lock server break, and there are new ones only later."""
-    with stage.during("cut_locks_at", unreachable=True, step=here.name), _cut(stage.lock_proxy):
-        step.let_go()
-        stage.last(stage.rng.choice((SHORT, LONG)))
-
-
-def cut_broker_at(stage: Stage, here: Event, step: Step) -> None:
-    """The same with the broker."""
-    with stage.during("cut_broker_at", step=here.name), _cut(stage.broker_proxy):
-        step.let_go()
-        stage.pause(0.0, 1.5)
-
-
-def empty_locks_at(stage: Stage, here: Event, step: Step) -> None:
-    """The lock server is killed, and comes back empty."""
-    with stage.during("empty_locks_at", unreachable=True, step=here.name):
-        stage.locks.restart_empty()
 
 
 def several(stage: Stage) -> None:
@@ -610,9 +397,6 @@ _add("clock_back", step_clock, -1.0, times=2)
 _add("failover", failover, locks=SentinelSet, allows=LOSES_DATA)
 _add("lossy_failover", lossy_failover, locks=SentinelSet, allows=LOSES_DATA)
 
-_add("suspend_task", suspend, LONG, False, times=2)
-_add("suspend_lock", suspend, LONG, True, times=2)
-
 _add("cut_locks_short", cut_locks, SHORT, times=2)
 _add("cut_locks_long", cut_locks, LONG)
 _add("break_locks", break_locks)
@@ -640,37 +424,5 @@ _add(
     "cut_broker_cancels", cut_broker, conf=_on_connection_loss(True), allows=LOSES_MESSAGES, times=2
 )
 
-STRIKES: dict[str, tuple[Callable[[Stage, Event, Step], None], dict[str, Any]]] = {
-    "kill_child": (kill_child_at, {}),
-    "kill_worker": (kill_worker_at, {}),
-    "soft_limit": (soft_limit_at, {}),
-    "cut_locks": (cut_locks_at, {}),
-    "empty_locks": (empty_locks_at, {"allows": FORGETS}),
-    # Now and then Celery's worker ends at that with the Redis broker: in its consumer kombu asks a
-    # connection that it has just closed for its parameters (AttributeError in `_connparams`).
-    "cut_broker": (
-        cut_broker_at,
-        {
-            "conf": _on_connection_loss(False),
-            "allows": LOSES_MESSAGES,
-            "brokers": ("rabbitmq",),
-        },
-    ),
-}
-for _step in STEPS:
-    for _name, (_strike, _how) in STRIKES.items():
-        _add(
-            f"{_name}_at_{_step.replace(' ', '_')}",
-            strike_at,
-            *(_step, _strike),
-            **{"pools": PREFORK, "load": OF_ROOMS, "times": 2, **_how},
-        )
-
-_add("new_release", new_release, load=OF_RELEASE)
-# What waits for the first fleet is not to wait until the second one gives it up.
-_add("two_fleets", two_fleets, load=OF_FLEETS, fleets=2, drain=25.0)
-for _inject in (late_messages, lost_messages, dropped_messages):
-    _add(_inject.__name__, _inject, pools=("prefork", "threads"), load=OF_ROOMS)
-_add("kill_replaced", kill_replaced, pools=PREFORK, acks=("late",), times=2)
 _add("several", several)
 FAULTS.update(cluster.FAULTS)

@@ -5,7 +5,6 @@ Workers run them, and a sender reserves the locks of those that are unique from 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -42,7 +41,7 @@ _hold: dict[str, Any] = {"lock_across_retries": "hold"}
 STEADY, STEADILY = "debounce_steadily", 0.3
 #: The body of this task asks for a pause of so many seconds.
 PAUSES, PAUSE = "pause_asked", 0.5
-FIRST_FLEET: dict[str, Kind] = {
+KINDS: dict[str, Kind] = {
     "skip": _kind(4),
     "skip_result": _kind(2, Skip(result="skipped")),
     "defer": _kind(4, _patiently),
@@ -87,41 +86,14 @@ FIRST_FLEET: dict[str, Kind] = {
     "patient": _kind(0, Wait(timeout=60.0)),
     STEADY: _kind(0, Debounce(quiet=0.6, max_wait=1.5)),
 }
-SCOPED = {name: options for name, (_, options) in FIRST_FLEET.items() if "lock_scope" in options}
-#: What the next release of the tasks defines otherwise, and one that it does not: with another key
-#: or signature, or without a lock.
-RELEASES: dict[int, dict[str, Kind]] = {
-    1: {name: _kind(2, Queue()) for name in ("moves", "reshaped", "unlocked", "steady")},
-    2: {
-        "moves": _kind(2, Queue(), lock_key="{key}:moved"),
-        "reshaped": _kind(2, Queue()),
-        "steady": _kind(2, Queue()),
-    },
-}
-#: Tasks of the same app that the first fleet does not know. They share its locks.
-OTHER_FLEET = {
-    "other_queue": _kind(4, Queue()),
-    "other_coalesce": _kind(1, Coalesce()),
-    "other_skip": _kind(1),
-}
+SCOPED = {name: options for name, (_, options) in KINDS.items() if "lock_scope" in options}
 
 
 def _weights(kinds: dict[str, Kind]) -> dict[str, int]:
     return {name: weight for name, (weight, _) in kinds.items() if weight}
 
 
-TASKS = _weights(FIRST_FLEET)
-#: Those that go through waiting rooms, and a few that do not.
-OF_ROOMS = {
-    **dict(itertools.dropwhile(lambda each: each[0] != "queue", TASKS.items())),
-    **dict.fromkeys(("skip", "defer", "wait", "retry_held"), 1),
-}
-#: All workers of a release end at once, and wait for who is in a slot: nobody waits there without
-#: end.
-OF_RELEASE = {**TASKS, **_weights(RELEASES[1])}
-del OF_RELEASE["wait_for_ever"], OF_RELEASE["queue_then_wait"]
-#: With those of the second fleet, which has a queue of its own.
-OF_FLEETS = {**OF_ROOMS, **_weights(OTHER_FLEET)}
+TASKS = _weights(KINDS)
 
 
 def define(app: Celery, name: str, body: Callable[..., Any], options: dict[str, Any]) -> Any:

@@ -27,17 +27,11 @@ OWN_KEYS = {
     STEADY: ("d0",),
     "debounced": ("d1",),
     "debounce": ("d1", "k0"),
-    **dict.fromkeys(("moves", "reshaped", "unlocked", "steady"), ("v0", "v1")),
 }
 #: Some of these expire soon, so that it also happens while they wait.
 EXPIRING = ("queue", "coalesce", "two_queued")
 #: Seconds between two messages.
 APART = (0.02, 0.2)
-
-
-def queue_of(queue: str, task: str) -> str:
-    """The queue that a task is sent to: the second fleet has one of its own."""
-    return f"{queue}-other" if task.startswith("other_") else queue
 
 
 def _keys_of(task: str) -> tuple[str, ...]:
@@ -58,8 +52,6 @@ class Load:
 
     Attributes:
         short: whether no more long bodies are sent, lest the end is long in coming.
-        held: while somebody has this, the load sends nothing.
-        release: of the tasks, which the messages are to fit.
         sent: the ids of all that was sent.
     """
 
@@ -89,8 +81,6 @@ class Load:
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="load", daemon=True)
         self.short = False
-        self.held = threading.Lock()
-        self.release = 1
         self.sent: list[str] = []
 
     def start(self) -> None:
@@ -117,7 +107,7 @@ class Load:
                 options["expires"] = 1.0
             # A call with an id of its own is sent also if another one stands for it.
             is_bound = name not in SCOPED or self._rng.random() < 0.2
-        options["queue"] = queue_of(self._queue, name)
+        options["queue"] = self._queue
         if is_bound:
             options["task_id"] = task_id
         if name in SCOPED:
@@ -145,23 +135,17 @@ class Load:
 
     def _reserve_and_send(self, name: str, kwargs: Any, options: Any) -> str:
         """The call may send nothing, and give the id of the one that stands."""
-        asked, sent = time.monotonic(), set()
 
         def sending(name: str, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
-            sent.add(options["task_id"])
             self._write_sent(options["task_id"], name, kwargs, options)
             return Celery.send_task(self._app, name, args, kwargs, **options)
 
         with self._sends:
             self._app.send_task = sending
             try:
-                task_id = str(self._reserving[name].apply_async(kwargs=kwargs, **options).id)
+                return str(self._reserving[name].apply_async(kwargs=kwargs, **options).id)
             finally:
                 del self._app.send_task
-        if task_id not in sent:
-            about = {"task": name, "existing": task_id, "asked": asked}
-            self._history.write("not sent", **about, **kwargs)
-        return task_id
 
     def _arguments(self, name: str) -> dict[str, Any]:
         rng = self._rng
@@ -173,8 +157,6 @@ class Load:
         if "retr" in name:
             arguments["retries"] = rng.choice((1, 1, 2))
             arguments["countdown"] = rng.choice((0, 0, 0.3, 0.8))
-        if name == "reshaped" and self.release == 1:
-            arguments["note"] = "what the next release does not take any more"
         return arguments
 
     def _seconds(self, name: str) -> float:
@@ -191,12 +173,11 @@ class Load:
         steady_at = 0.0
         try:
             while not self._end.wait(self._rng.uniform(*self._apart)):
-                with self.held:
-                    # On a machine that is late the broker must not have more and more of them.
-                    if time.monotonic() > steady_at and self._room(3):
-                        steady_at = time.monotonic() + STEADILY
-                        self.one(STEADY)
-                    if self._room(1):
-                        self._some()
+                # On a machine that is late the broker must not have more and more of them.
+                if time.monotonic() > steady_at and self._room(3):
+                    steady_at = time.monotonic() + STEADILY
+                    self.one(STEADY)
+                if self._room(1):
+                    self._some()
         except BaseException as exc:
             self._error = exc

@@ -23,7 +23,7 @@ from tests.support.workers import Worker, is_running, make_app
 from .broker import Recorder
 from .checker import FINAL
 from .kinds import TASKS
-from .load import APART, Load, queue_of
+from .load import APART, Load
 from .watch import LOCKS, Watcher
 
 #: Workers, and what each runs at a time.
@@ -94,7 +94,6 @@ class Fault:
         room: messages that may be open at a time; None for what suits the pool.
         times: how often it is injected in one case.
         ttl: of every lock, in seconds.
-        fleets: 2 if there are also workers of the same app with other tasks and another queue.
         drain: seconds until everything that was sent must have ended.
     """
 
@@ -111,7 +110,6 @@ class Fault:
     room: int | None = None
     times: int = 1
     ttl: float = 2.0
-    fleets: int = 1
     drain: float = DRAIN
 
 
@@ -152,8 +150,6 @@ class Stage:
         broker_proxy: between the workers and the broker.
         steady: a Redis that nothing happens to: results, and behind `broker_proxy` the broker.
         workers: the running `celery worker`s.
-        others: those of the second fleet, if there is one.
-        release: of the tasks that new workers run.
         ttl: of every lock, in seconds.
     """
 
@@ -177,8 +173,6 @@ class Stage:
         self.history = history
         self.queue = f"bench-{uuid.uuid4().hex}"
         self.workers: list[Worker] = []
-        self.others: list[Worker] = []
-        self.release = 1
         self.logs: list[str] = []
         self._rabbitmq = rabbitmq
         self._busy = busy
@@ -221,12 +215,11 @@ class Stage:
         # Its end comes first: what ends with the stage is no death.
         self.watcher = stack.enter_context(Watcher(self.history, self.locks, self.ttl))
         self.workers = [self._new_worker() for _ in range(WORKERS)]
-        self.others = [self._new_worker("other") for _ in range(self.fault.fleets - 1)]
-        for worker in (*self.workers, *self.others):
+        for worker in self.workers:
             worker.ready()
         if self.broker == "redis":
             client = stack.enter_context(self.steady.client(db=1))
-            stack.enter_context(Recorder(self.history, client, self._queues))
+            stack.enter_context(Recorder(self.history, client, [self.queue]))
         #: The sender, which has a way of its own to the broker.
         self.app = make_app({**self._conf(), "broker_url": direct})
         stack.callback(self.app.close)
@@ -264,31 +257,24 @@ class Stage:
             conf["broker_transport_options"] = IMPATIENT
         return {**conf, **self.fault.conf}
 
-    @property
-    def _queues(self) -> list[str]:
-        fleets = ["", "other_"][: self.fault.fleets]
-        return [queue_of(self.queue, fleet) for fleet in fleets]
-
-    def _new_worker(self, fleet: str = "first") -> Worker:
+    def _new_worker(self) -> Worker:
         bench = {
             "bench_history": str(self.history.path),
             "bench_broken": self._broken,
             "bench_pool": self.pool,
-            "bench_release": self.release,
-            "bench_fleet": fleet,
         }
         worker = Worker(
             conf={**self._conf(), **bench},
             pool=self.pool,
             concurrency=self._concurrency,
-            queues=queue_of(self.queue, f"{fleet}_"),
+            queues=self.queue,
             app="tests.proofs.faults.tasks",
         )
-        self.history.write("worker", main=worker.pid, fleet=fleet, release=self.release)
+        self.history.write("worker", main=worker.pid)
         return worker
 
     def _close_workers(self) -> None:
-        for worker in (*self.workers, *self.others):
+        for worker in self.workers:
             self._close(worker)
 
     def _close(self, worker: Worker) -> None:
@@ -331,8 +317,7 @@ class Stage:
         give_up = self._punctual() + self.fault.drain
         while not self._is_drained() and self._punctual() < give_up:
             time.sleep(0.1)
-        fences, reserved = self._fences_left()
-        self.history.write("drained", fences=fences, reserved=reserved)
+        self.history.write("drained", fences=self._fences_left())
         # The locks of dead workers lapse, and those that are kept for a retry that vanished. Who
         # looks after the rooms looks at each once more when its last run could have died, or when
         # a replaced task was to have its result.
@@ -358,7 +343,7 @@ class Stage:
         if self.broker == "redis":
             # What a worker has and has not acknowledged is there too, also while it sleeps.
             with self.steady.client(db=1) as broker:
-                left = sum(map(broker.llen, self._queues)) + broker.hlen("unacked")
+                left = broker.llen(self.queue) + broker.hlen("unacked")
             return left == 0 and idle > (HOPELESS if pending else 0.2)
         if all(self.watcher.holder_died(each) or self.watcher.waits(each) for each in pending):
             return idle > (HOPELESS if pending else 1.5)
@@ -388,15 +373,10 @@ class Stage:
                     left[key] = client.zrange(key, 0, -1)
         return {key: value for key, value in left.items() if value}
 
-    def _fences_left(self) -> tuple[dict[str, int], dict[str, str]]:
-        """The fences of the locks that are held, and the tasks for which the others are kept while
-        they are queued.
-        """
+    def _fences_left(self) -> dict[str, int]:
+        """The fences of the locks that are held."""
         left = {key: json.loads(value) for key, value in self.locks_left().items()}
-        return (
-            {key: v["fence"] for key, v in left.items() if v.get("token") and "fence" in v},
-            {key: v["task_id"] for key, v in left.items() if v.get("queued")},
-        )
+        return {key: v["fence"] for key, v in left.items() if v.get("token") and "fence" in v}
 
     def _write_results(self) -> None:
         for task_id, result in self._results().items():
@@ -409,7 +389,7 @@ class Stage:
                 error=value.get("exc_type") if isinstance(value, dict) else None,
                 about=json.dumps(value.get("exc_message")) if isinstance(value, dict) else None,
             )
-        for worker in (*self.workers, *self.others):
+        for worker in self.workers:
             if worker.popen.poll() is not None:
                 error = re.search("Unrecoverable error: (.*)", worker.log())
                 self.history.write(
@@ -472,8 +452,7 @@ class Stage:
 
     def worker_of(self, start: Event) -> Worker:
         """The worker in which this body runs."""
-        workers = (*self.workers, *self.others)
-        return next(worker for worker in workers if worker.pid == start.main)
+        return next(worker for worker in self.workers if worker.pid == start.main)
 
     def dead(self, pids: Iterable[int]) -> None:
         """Wait until these processes are gone, and see it written down."""
@@ -496,19 +475,10 @@ class Stage:
 
     def replace(self, worker: Worker) -> Worker:
         """Start a new worker in place of one that ended, and wait until it is ready."""
-        fleet, workers = (
-            ("other", self.others) if worker in self.others else ("first", self.workers)
-        )
-        new = self._new_worker(fleet)
-        workers[workers.index(worker)] = new
+        new = self._new_worker()
+        self.workers[self.workers.index(worker)] = new
         self._close(worker)
         return new.ready()
-
-    def replace_all(self, release: int | None = None) -> None:
-        """The same with all workers, which have ended, perhaps by another release of the tasks."""
-        self.release = self.load.release = release or self.release
-        for worker in list(self.workers):
-            self.replace(worker)
 
     def pause(self, low: float, high: float) -> None:
         """Let the load run for a random time, in seconds."""

@@ -17,8 +17,8 @@ from celery.exceptions import Reject, Retry
 from celery.worker.request import Request
 from kombu.transport.redis import Transport as RedisTransport
 
-from celery_redislock import Debounce, lock_conflict, lock_lost, lock_released
-from tests.proofs.faults.kinds import FIRST_FLEET, OTHER_FLEET, PAUSE, PAUSES, RELEASES, define
+from celery_redislock import lock_conflict, lock_lost, lock_released
+from tests.proofs.faults.kinds import KINDS, PAUSE, PAUSES, define
 from tests.proofs.faults.witness import Witness
 from tests.proofs.history import History
 
@@ -31,10 +31,6 @@ CLEANING_UP = 0.2
 
 # The main process imports this; its children are forked from it.
 MAIN = os.getpid()
-
-#: Which release of the tasks this worker runs, and which fleet's.
-RELEASE: int = CONF.get("bench_release", 1)
-FLEET: str = CONF.get("bench_fleet", "first")
 
 history = History(CONF.get("bench_history", os.devnull))
 witness = Witness(history, MAIN, CONF.get("bench_broken", {}))
@@ -78,25 +74,12 @@ def body(
         run.end(outcome)
 
 
-class NoLock:
-    """What a task without a lock knows of it."""
-
-    key = token = None
-    ttl = 0.0
-    fence = 0
-    lost = False
-
-    def describe(self, text: str) -> None:
-        """Nobody asks."""
-
-
 class _Run:
     """What one body writes down."""
 
     def __init__(self, task: Any, key: str) -> None:
         self.name = uuid.uuid4().hex
-        # The next release of a task may have no lock.
-        self._lock = getattr(task, "lock", NoLock())
+        self._lock = task.lock
         self._step = 0
         pause = PAUSE if task.name == PAUSES else 0.0
         if pause:
@@ -104,7 +87,6 @@ class _Run:
         self._told = False
         request = task.request
         options = OPTIONS.get(task.name, {})
-        policy = options.get("on_conflict")
         _, asked, right = witness.lock_of(self._lock.key or "", self._lock.fence)
         history.write(
             "start",
@@ -121,7 +103,6 @@ class _Run:
             limit=options.get("lock_limit", 1),
             min_hold=options.get("lock_min_hold", 0.0),
             pause=pause,
-            quiet=[policy.quiet, policy.max_wait] if isinstance(policy, Debounce) else None,
             pid=os.getpid(),
             main=MAIN,
             redelivered=bool((request.delivery_info or {}).get("redelivered")),
@@ -137,7 +118,6 @@ class _Run:
 
     def end(self, outcome: str) -> None:
         self._ask("end", outcome=outcome)
-        witness.body_is_over(self._lock.token or "")
 
     def _ask(self, kind: str, **fields: Any) -> None:
         asked = time.monotonic()
@@ -148,20 +128,10 @@ class _Run:
         history.write(kind, run=self.name, lost=lost, asked=asked, **fields)
 
 
-def _with_note(self: Any, key: str, note: str, seconds: float = 0.2, how: str = "return") -> str:
-    return body(self, key, seconds, how)
-
-
-_first = {**FIRST_FLEET, **RELEASES[RELEASE]}
-#: Of each task with a lock.
-OPTIONS = {
-    name: options for name, (_, options) in (_first if FLEET == "first" else OTHER_FLEET).items()
-}
+#: Of each task.
+OPTIONS = {name: options for name, (_, options) in KINDS.items()}
 for _name, _options in OPTIONS.items():
-    _has_note = _name == "reshaped" and RELEASE == 1
-    define(app, _name, _with_note if _has_note else body, _options)
-if RELEASE == 2:
-    app.task(name="unlocked", bind=True)(body)
+    define(app, _name, body, _options)
 
 
 # -- witnesses --------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from types import FunctionType
 from typing import Any
 
 import pytest
-from celery import Celery, Task, group
+from celery import Celery, group
 from celery.app.trace import build_tracer
 
 import celery_redislock
@@ -24,7 +24,6 @@ from celery_redislock import (
     Policy,
     Queue,
     Raise,
-    RedisLock,
     Replace,
     SingletonTask,
     Skip,
@@ -85,22 +84,6 @@ def test_a_tasks_own_options_are_taken(make_app) -> None:
     assert options.on_redis_error == "raise"
 
 
-@pytest.mark.parametrize(
-    ("name", "policy"),
-    [("skip", Skip()), ("defer", Defer()), ("wait", Wait()), ("raise", Raise())],
-)
-def test_a_policy_may_be_given_by_its_short_name(make_app, name, policy) -> None:
-    assert define(make_app(), on_conflict=name).lock_options.on_conflict == policy
-
-
-def test_a_policy_of_ones_own_is_accepted(make_app) -> None:
-    class Own(Policy):
-        def act(self, conflict: Any) -> Any:
-            return conflict.skip()
-
-    assert isinstance(define(make_app(), on_conflict=Own()).lock_options.on_conflict, Own)
-
-
 def test_a_task_wins_over_the_apps_defaults(make_app) -> None:
     app = make_app(redislock_ttl=7, redislock_on_conflict="raise", redislock_on_lock_lost="abort")
     task = define(app, lock_ttl=8, on_conflict=Wait(), on_lock_lost="flag")
@@ -114,11 +97,6 @@ def test_an_annotation_wins_over_the_task(make_app) -> None:
     assert (options.lock_ttl, options.on_conflict) == (9, Raise())
 
 
-def test_an_annotation_may_give_a_callable_key(make_app) -> None:
-    app = make_app(task_annotations={"*": {"lock_key": lambda x: f"by annotation:{x}"}})
-    assert define(app).lock_key_for(5).endswith("by annotation:5")
-
-
 def test_a_task_inherits_the_options_of_its_base(make_app) -> None:
     class Slow(SingletonTask):
         abstract = True
@@ -130,13 +108,6 @@ def test_a_task_inherits_the_options_of_its_base(make_app) -> None:
     app.finalize()
     options = app.tasks["options.slow"].lock_options
     assert (options.lock_ttl, options.on_conflict) == (120, Wait())
-
-
-def test_a_config_module_may_set_what_later_code_overrides(make_app) -> None:
-    app = Celery("objects", set_as_current=False)
-    app.config_from_object({"redislock_url": URL, "redislock_ttl": 11})
-    app.conf.redislock_ttl = 12
-    assert define(app).lock_options.lock_ttl == 12
 
 
 def test_an_old_holder_is_warned_of_after_ten_ttls(make_app) -> None:
@@ -275,31 +246,6 @@ def test_a_method_may_be_overridden_and_an_attribute_annotated(make_app) -> None
     assert app.tasks["options.own"].lock_key_for(5).endswith(":lock:mine")
 
 
-def test_a_bound_task_can_be_bound_again_and_be_the_base_of_another(make_app) -> None:
-    app = make_app()
-    task = define(app, lock_ttl=8)
-    task.bind(app)
-    task.bind(app)
-    app.task(base=type(task), name="options.derived", shared=False, lock_max_hold=9)(body)
-    options = app.tasks["options.derived"].lock_options
-    assert (options.lock_ttl, options.lock_max_hold) == (8, 9)
-    assert task.lock_options.lock_max_hold is None
-
-
-def test_an_attribute_of_another_base_is_that_bases(make_app) -> None:
-    class Alerting(Task):
-        abstract = True
-        on_alert = "mail"
-
-    class Both(SingletonTask, Alerting):
-        abstract = True
-
-    app = make_app()
-    app.task(base=Both, name="options.both", shared=False, on_alert="pager")(body)
-    app.finalize()
-    assert app.tasks["options.both"].on_alert == "pager"
-
-
 LEFTOVERS = [
     ("unique_on", ["x"], "celery-singleton; use lock_key"),
     ("unique_on", "x", "celery-singleton; use lock_key"),
@@ -361,36 +307,11 @@ def test_what_other_locks_call_an_option_is_refused_with_what_is_meant(
     assert not hasattr(define(make_app()), option)
 
 
-def test_a_method_or_an_argument_may_have_the_name_of_another_packages_option(make_app) -> None:
-    class Own(SingletonTask):
-        abstract = True
-
-        @property
-        def ttl(self) -> int:
-            return 5
-
-        def once(self) -> None:
-            """Something of its own."""
-
-    def function(ttl: int, once: bool = False) -> None:
-        """Its annotations are those of the task's class as well."""
-
-    app = make_app()
-    app.task(base=Own, name="options.own", shared=False)(function)
-    app.finalize()
-    assert app.tasks["options.own"].lock_key_for(1)
-
-
 def test_what_belongs_to_a_task_of_somebody_else_is_left_alone(make_app) -> None:
     app = make_app(redislock_tasks={"other.*": {}})
     app.task(name="other.task", shared=False, ttl=5, unique_for=6)(body)
     app.finalize()
     assert app.tasks["other.task"].lock_options.lock_ttl == 30
-
-
-def test_what_has_nothing_to_do_with_locks_is_left_alone(make_app) -> None:
-    task = define(make_app(), account="x", owner="y", blocking=True, clock=5)
-    assert task.account == "x"
 
 
 POLICIES = ["Coalesce", "Debounce", "Defer", "Queue", "Raise", "Replace", "Skip", "Wait"]
@@ -440,18 +361,6 @@ def test_a_bad_value_is_refused_naming_task_option_and_what_is_accepted(
 )
 def test_a_pause_is_one_for_all_ends_or_of_a_length_for_each(make_app, value, pauses) -> None:
     assert define(make_app(), lock_pause=value).lock_options.lock_pause == pauses
-
-
-@pytest.mark.parametrize("value", [0, "5", None, float("nan"), 10**400])
-def test_a_redis_lock_refuses_the_same_ttls(value) -> None:
-    with pytest.raises(ConfigError, match="RedisLock: ttl="):
-        RedisLock(URL, "name", ttl=value)
-
-
-def test_a_bad_value_of_an_annotation_is_refused(make_app) -> None:
-    app = make_app(task_annotations={"options.task": {"on_redis_error": "ignore"}})
-    with pytest.raises(ConfigError, match=r"options\.task: on_redis_error='ignore'"):
-        define(app)
 
 
 def test_a_max_hold_shorter_than_the_ttl_is_refused(make_app) -> None:

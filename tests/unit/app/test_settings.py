@@ -8,13 +8,11 @@ from celery import Celery
 from celery_redislock import (
     ConfigError,
     Raise,
-    SingletonTask,
     Skip,
 )
 from celery_redislock.app.options import SETTINGS
 from celery_redislock.app.settings import app_locks
 from celery_redislock.testing import memory_locks
-from tests.support.servers import free_port
 from tests.unit.app.test_options import URL, body, define
 
 
@@ -37,14 +35,6 @@ def test_the_settings_are_read_from_a_namespace_of_celerys(make_app) -> None:
     assert task.lock_options.lock_ttl == 11
     assert task.lock_key_for().startswith("spaced:{")
     assert app_locks(app).require_address().url == URL
-
-
-def test_settings_that_change_before_a_task_is_bound_hold_for_it(make_app) -> None:
-    app = make_app(redislock_ttl=7)
-    define(app)
-    app.conf.redislock_ttl = 9
-    app.task(base=SingletonTask, name="options.second", shared=False)(body)
-    assert app.tasks["options.second"].lock_options.lock_ttl == 9
 
 
 @pytest.mark.parametrize(
@@ -240,28 +230,6 @@ def test_the_ssl_settings_of_broker_and_backend_are_taken_over() -> None:
         app.conf.update({"broker_url": "memory://", **settings})
         define(app)
         assert app_locks(app).require_address().options == {"ssl_ca_certs": "/ca"}
-
-
-def test_two_apps_keep_two_servers(make_app) -> None:
-    one = make_app(redislock_url=f"redis://127.0.0.1:{free_port()}/0", redislock_prefix="one")
-    two = make_app(redislock_url=f"redis://127.0.0.1:{free_port()}/0", redislock_prefix="two")
-    first, second = define(one, lock_ttl=5), define(two, lock_ttl=6)
-    assert first.app_locks.server is not second.app_locks.server
-    assert first.app_locks.require_address().url != second.app_locks.require_address().url
-    assert (first.lock_options.lock_ttl, second.lock_options.lock_ttl) == (5, 6)
-    assert first.lock_key_for().startswith("one:")
-    assert second.lock_key_for().startswith("two:")
-
-
-def test_an_app_keeps_its_connections_while_its_server_is_the_same(make_app) -> None:
-    app = make_app()
-    store = define(app).app_locks.server
-    app.conf.redislock_ttl = 9
-    second = app.task(base=SingletonTask, name="options.second", shared=False)(body)
-    assert second.app_locks.server is store
-    app.conf.redislock_url = "redis://127.0.0.1:2/0"
-    third = app.task(base=SingletonTask, name="options.third", shared=False)(body)
-    assert third.app_locks.server is not store
 
 
 def test_defining_a_task_leaves_celerys_settings_of_other_tasks_alone(make_app) -> None:

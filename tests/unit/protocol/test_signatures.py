@@ -39,14 +39,6 @@ def by_name(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-def at_the_end(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, SESSION, **kwargs)
-
-    return wrapper
-
-
 def in_front(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -59,23 +51,6 @@ def takes_a_user(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def wrapper(user_id: int, *args: Any, **kwargs: Any) -> Any:
         return function({"id": user_id}, *args, **kwargs)
-
-    return wrapper
-
-
-def pops_dry(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        kwargs.pop("dry", None)
-        return function(*args, **kwargs)
-
-    return wrapper
-
-
-def names_only(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def wrapper(account_id: int, **kwargs: Any) -> Any:
-        return function(account_id, session=SESSION, **kwargs)
 
     return wrapper
 
@@ -149,28 +124,18 @@ def anything(*args: Any, **kwargs: Any) -> None: ...
     [
         (passes_on(no_session), ()),
         (by_name(account_first), ()),
-        (at_the_end(account_first), ()),
-        (by_name(account_and_force), ()),
         (by_name(by_keyword), ()),
         (by_name(with_rest), ()),
         (by_name(account_second_of_three), ("eu",)),
-        (by_name(account_second), ("eu",)),
-        (passes_on(by_name(account_first)), ()),
         (by_name(passes_on(account_first)), ()),
-        (names_only(account_first), ()),
         (ByCall(account_first), ()),
-        (pops_dry(no_session), ()),
         (scope()(account_second), ("eu",)),
         (functools.lru_cache(account_second), ("eu",)),
-        (functools.partial(account_second, "eu"), ()),
         (functools.partial(by_name(account_first)), ()),
-        (functools.partial(account_first, session=5), ()),
         (atomic(account_second), ("eu",)),
         (atomic(by_name(account_second_of_three)), ("eu",)),
         (retried(account_second), ("eu",)),
-        (retried(no_session), ()),
         (validated(account_second), ("eu",)),
-        (passes_on(validated(no_session)), ()),
     ],
 )
 def test_a_named_argument_is_the_callers_by_position_or_name(
@@ -186,12 +151,9 @@ def test_a_named_argument_is_the_callers_by_position_or_name(
 @pytest.mark.parametrize(
     ("function", "args", "kwargs"),
     [
-        (in_front(session_first), (), {"account_id": 5}),
         (in_front(session_first), (), {"account_id": 5, "force": True}),
         (by_name(account_and_force), (5,), {"force": True}),
         (by_name(with_rest), (5, 6), {"more": 1}),
-        (pops_dry(no_session), (5,), {"dry": True}),
-        (pops_dry(no_session), (), {"account_id": 5, "dry": True}),
         (Hides(no_session), (), {"account_id": 5}),
         (no_session, (5, 6, 7), {"unknown": 1}),
     ],
@@ -206,11 +168,9 @@ def test_what_else_a_call_says_does_not_change_the_name(
 @pytest.mark.parametrize(
     ("function", "args", "kwargs"),
     [
-        (in_front(session_first), (5,), {}),
         (in_front(session_first), (5,), {"force": True}),
         (by_name(account_first), (), {}),
         (passes_on(account_second), ("eu",), {}),
-        (Hides(no_session), (5,), {}),
         (Hides(account_second), ("eu", 5), {"force": True}),
         (anything, (5,), {}),
         (lambda user, *args, **kwargs: None, ("anna", 5), {}),
@@ -228,11 +188,6 @@ def test_a_call_that_lacks_a_named_argument_fails_and_says_so(
     assert "a callable" in message
     with pytest.raises(TypeError, match="'account_id'"):
         maker(function, lock_key).arguments(args, kwargs)
-
-
-def test_an_injected_argument_that_is_named_is_lacking() -> None:
-    with pytest.raises(TypeError, match="'session'"):
-        name(by_name(account_first), ["account_id", "session"], 5)
 
 
 def test_positional_arguments_are_those_of_the_wrapped_function_in_order() -> None:
@@ -277,7 +232,7 @@ def test_without_a_lock_key_no_two_different_calls_have_one_name() -> None:
     for function in (by_name(account_and_force), in_front(account_and_force), ByCall(no_session)):
         calls = [((5,), {}), ((6,), {}), ((5,), {"force": True}), ((), {"account_id": 6, "dry": 1})]
         assert len({name(function, None, *args, **kwargs) for args, kwargs in calls}) == 4
-    for function in (pops_dry(no_session), Hides(no_session)):
+    for function in (passes_on(anything), Hides(no_session)):
         names = {name(function, None, 5, **more) for more in ({}, {"dry": 1}, {"dry": 2})}
         assert len(names) == 3
     unfit = [((5, 6, 7), {}), ((5, 6), {}), ((5, 6), {"force": 7}), ((5,), {"account_id": 6})]
@@ -304,56 +259,6 @@ def test_a_decorated_task_has_one_key_at_the_sender_and_the_worker(app: Celery) 
         task.lock_key_for()
 
 
-@pytest.mark.parametrize("decorator", [by_name, passes_on, atomic, retried, validated])
-def test_a_bound_and_decorated_task_has_the_arguments_after_self(
-    app: Celery, decorator: Callable[..., Any]
-) -> None:
-    def body(self: Any, account_id: int, session: Any = None) -> None:
-        """Given a session."""
-
-    task = singleton(app, decorator(body), bind=True, lock_key=["account_id"])
-    assert task.lock_key_for(5) == task.lock_key_for(account_id=5) == key_at_worker(task, 5)
-    assert task.lock_key_for(5) != task.lock_key_for(6)
-
-
-@pytest.mark.parametrize("as_class", [False, True])
-@pytest.mark.parametrize("decorator", [atomic, retried, validated, ByCall, Hides])
-def test_a_task_under_a_published_decorator_or_an_object_is_a_task(
-    app: Celery, decorator: Callable[..., Any], as_class: bool
-) -> None:
-    def body(account_id: int, session: Any = None) -> int:
-        return account_id
-
-    run = decorator(body)
-    if as_class or decorator is Hides:  # Celery makes no task of a function without a name
-        run = staticmethod(run)
-        options = {"name": "keys.class", "lock_key": ["account_id"], "run": run}
-        task = app.register_task(type("Sync", (SingletonTask,), options)())
-    else:  # Celery's check of arguments takes an object for a method
-        task = singleton(app, run, lock_key=["account_id"], typing=decorator is not ByCall)
-    assert task.lock_key_for(account_id=5) == key_at_worker(task, account_id=5)
-    assert task.lock_key_for(account_id=5) != task.lock_key_for(account_id=6)
-    if decorator is Hides:
-        with pytest.raises(TypeError, match="'account_id', which this call lacks"):
-            task.lock_key_for(5)
-    else:
-        assert task.lock_key_for(5) == task.lock_key_for(account_id=5)
-
-
-def test_a_task_written_as_a_class_may_be_decorated(app: Celery) -> None:
-    class Sync(SingletonTask):
-        name = "keys.class"
-        lock_key = ("account_id",)
-
-        @by_name
-        def run(self, account_id: int, session: Any) -> None:
-            """The body."""
-
-    task = app.register_task(Sync())
-    assert task.lock_key_for(5) == task.lock_key_for(account_id=5) == key_at_worker(task, 5)
-    assert task.lock_key_for(5) != task.lock_key_for(6)
-
-
 # -- async def --------------------------------------------------------------------------------
 
 
@@ -366,28 +271,6 @@ def runs_it(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         return asyncio.run(function(*args, **kwargs))
-
-    return wrapper
-
-
-def runs_it_within(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        def main() -> Any:
-            return function(*args, **kwargs)
-
-        return asyncio.run(main())
-
-    return wrapper
-
-
-def runs_what_is_async(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        result = function(*args, **kwargs)
-        if asyncio.iscoroutine(result):
-            result = asyncio.run(result)
-        return result
 
     return wrapper
 
@@ -430,26 +313,7 @@ def test_a_partial_of_an_async_function_is_refused_too(app: Celery) -> None:
         app.register_task(cls())
 
 
-def test_an_async_method_is_refused_too(app: Celery) -> None:
-    class Sync(SingletonTask):
-        name = "keys.class"
-
-        async def run(self, x: Any) -> None:
-            """The body."""
-
-    with pytest.raises(ConfigError, match=r"task keys\.class: .*async def"):
-        app.register_task(Sync())
-
-
-def test_an_async_task_of_somebody_else_is_refused_too(app: Celery) -> None:
-    app.conf.redislock_tasks = {"other.*": {}}
-    app.task(name="other.task", shared=False)(coroutine)
-    app.finalize()
-    with pytest.raises(ConfigError, match=r"task other\.task: .*async def"):
-        app.tasks["other.task"].delay()
-
-
-@pytest.mark.parametrize("decorator", [runs_it, runs_it_within, runs_what_is_async])
+@pytest.mark.parametrize("decorator", [runs_it])
 def test_a_decorator_that_runs_an_async_body_is_accepted(
     app: Celery, decorator: Callable[..., Any]
 ) -> None:
@@ -469,19 +333,3 @@ def test_an_async_body_that_a_decorator_hides_fails_when_it_runs(
     assert isinstance(result.result, ConfigError)
     assert "keys.task: its body returned" in str(result.result)
     assert "asyncio.run" in str(result.result)
-
-
-def test_a_class_that_awaits_its_body_may_have_an_async_one(app: Celery) -> None:
-    class Awaits(SingletonTask):
-        abstract = True
-
-        def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            return asyncio.run(self.run(*args, **kwargs))
-
-    async def body(x: int) -> int:
-        return x + 1
-
-    task = app.task(base=Awaits, name="keys.awaits", shared=False)(body)
-    with memory_locks():
-        assert task.apply((5,)).get() == 6
-        assert isinstance(task.lock_key_for(5), str)

@@ -194,17 +194,6 @@ def test_a_wrong_entry_of_redislock_tasks_stays_on_the_tasks_that_it_names(app) 
     assert tasks["plain"].apply().get() == "ran"
 
 
-def test_a_wrong_setting_stays_on_the_tasks_that_take_locks(app) -> None:
-    app.conf.update(redislock_tll=5, redislock_tasks={"theirs": {}})
-    own = app.task(name="own", shared=False, base=SingletonTask)(a_body())
-    theirs, plain = (app.task(name=each, shared=False)(a_body()) for each in ("theirs", "p"))
-    app.finalize()
-    for task in (own, theirs):
-        with pytest.raises(ConfigError, match="unknown setting 'redislock_tll'"):
-            task.delay()
-    assert plain.apply().get() == "ran"
-
-
 def test_a_wrong_option_is_raised_at_once_where_that_harms_nobody(app) -> None:
     app.finalize()
     with pytest.raises(ConfigError, match=r"task shop\.batch: lock_ttl=0"):
@@ -218,15 +207,3 @@ def test_a_wrong_option_is_raised_at_once_where_that_harms_nobody(app) -> None:
 
     with pytest.raises(ConfigError, match="task report: lock_ttl=0"):
         app.register_task(Report())
-
-
-def test_a_shared_task_of_a_complete_app_reaches_the_other_apps_too(app) -> None:
-    other = Celery("other", broker="memory://", set_as_current=False)
-    other.conf.redislock_url = "redis://127.0.0.1:1/0"
-    for each in (app, other):
-        each.finalize()
-    shared_task(name="shop.bad", base=SingletonTask, lock_ttl=0)(a_body())
-    for each in (app, other):
-        with pytest.raises(ConfigError, match=r"task shop\.bad: lock_ttl=0"):
-            each.tasks["shop.bad"].delay()
-    other.close()

@@ -80,17 +80,6 @@ def test_what_belongs_to_a_users_own_base_is_not_taken_for_ours(make_app) -> Non
     assert list(forgotten(app)) == []
 
 
-def test_annotations_for_all_tasks_are_meant_for_those_with_a_lock(make_app) -> None:
-    annotations = [{"*": {"lock_ttl": 60}}, {"shop.sync": {"lock_limit": 2}}]
-    app = make_app(task_annotations=annotations)
-    define(app)
-    define(app, "shop.other")
-    locked = define(app, "shop.locked", base=SingletonTask)
-    app.finalize()
-    assert locked.lock_options.lock_ttl == 60
-    assert list(forgotten(app)) == [("shop.sync", "lock_limit")]
-
-
 # -- options that our own would hide ----------------------------------------------------------
 
 
@@ -102,23 +91,6 @@ def test_a_tasks_own_options_count_where_redislock_tasks_protects_it(make_app) -
     assert list(forgotten(app)) == []
     assert (task.lock_options.lock_limit, task.lock_options.lock_ttl) == (2, 60)
     assert task.lock_key_for(5).endswith(":lock:account:5")
-
-
-def test_options_of_a_base_behind_ours_count(make_app) -> None:
-    app = make_app()
-
-    class House(Task):
-        abstract = True
-        lock_ttl = 60
-        lock_limit = 3
-
-    class Locked(SingletonTask, House):
-        abstract = True
-        lock_limit = 2
-
-    task = define(app, base=Locked)
-    app.finalize()
-    assert (task.lock_options.lock_ttl, task.lock_options.lock_limit) == (60, 2)
 
 
 def test_a_near_miss_of_a_protected_task_is_refused(make_app) -> None:

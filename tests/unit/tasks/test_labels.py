@@ -9,7 +9,6 @@ from celery import Celery
 
 from celery_redislock import ConfigError, SingletonTask
 from celery_redislock.protocol.holders import LONGEST_LABEL, label_text
-from celery_redislock.testing import assert_locked, assert_skipped, hold_lock, memory_locks
 
 
 @pytest.fixture
@@ -79,31 +78,6 @@ def test_what_is_no_template_is_refused(app, value):
         labelled(app, value).name  # noqa: B018
 
 
-def test_a_task_that_is_bound_again_without_it_has_none_any_more(app):
-    task = labelled(app, "order {order}")
-    assert task.with_headers({}).label_of_call((1,), {}) == "order 1"
-    task.__class__.lock_label = None
-    task.bind(app)
-    assert task.with_headers({}).label_of_call((1,), {}) is None
-
-
-def test_it_is_accepted_from_annotations_and_for_tasks_of_others(app):
-    app.conf.task_annotations = {"annotated": {"lock_label": "annotated {order}"}}
-    app.conf.redislock_tasks = {"theirs": {"lock_label": "their {order}"}}
-
-    @app.task(name="annotated", shared=False, base=SingletonTask)
-    def annotated(order): ...
-
-    @app.task(name="theirs", shared=False)
-    def theirs(order): ...
-
-    app.finalize()
-    labels = [
-        app.tasks[name].with_headers({}).label_of_call((5,), {}) for name in ("annotated", "theirs")
-    ]
-    assert labels == ["annotated 5", "their 5"]
-
-
 @pytest.mark.parametrize(
     ("template", "args"),
     [
@@ -125,14 +99,3 @@ def test_a_call_that_it_does_not_fit_has_none_and_is_warned_of_once(app, caplog,
 def test_an_empty_label_is_none(app, caplog):
     assert labelled(app, "{order}").with_headers({}).label_of_call(("",), {}) is None
     assert len(caplog.records) == 1
-
-
-def test_the_kit_knows_it(app):
-    task = labelled(app, "order {order}", lock_key=["order"])
-    with memory_locks() as locks, hold_lock(task, 4711):
-        assert assert_locked(task, 4711).label == "order 4711"
-        assert task.lock_holder(4711).to_dict()["label"] == "order 4711"
-        error = assert_skipped(task.apply((4711,)))
-        assert error.holder.label == "order 4711"
-        assert "ships[held-by-test-1] (order 4711) on " in str(error)
-        assert [each.label for each in locks.conflicts] == ["order 4711"]

@@ -93,22 +93,6 @@ def test_a_conflict_of_a_lock_that_the_body_takes_is_none(app, celerys):
     assert record.exc_info
 
 
-def test_where_no_info_is_wanted_it_is_not_logged(app, celerys, monkeypatch):
-    monkeypatch.setattr(trace.logger, "level", logging.WARNING)
-    trace.logger.manager._clear_cache()
-
-    @app.task(name="refuses", shared=False, base=SingletonTask, on_conflict="raise")
-    def refuses(x):
-        """Nothing."""
-
-    try:
-        with hold_lock(refuses, 5):
-            assert refuses.apply((5,)).state == "FAILURE"
-    finally:
-        trace.logger.manager._clear_cache()
-    assert celerys() == []
-
-
 def test_a_before_start_that_fails_is_what_the_task_fails_with(app):
     class Base(SingletonTask):
         abstract = True

@@ -62,12 +62,6 @@ def test_one_lock_is_told_with_those_that_wait(site, app):
     assert site.lock(name="nobody's")["locks"] == []
 
 
-def test_a_label_that_utf_8_cannot_write_is_told_as_json_can(site, app):
-    made = take(app, "sync", "x", lock_label="order \ud800")
-    assert [each["label"] for each in site.get("api/locks").json()] == ["order \ud800"]
-    assert site.lock(name=made.name)["locks"][0]["label"] == "order \ud800"
-
-
 def test_the_page_takes_nothing_from_elsewhere_and_has_nothing_within_its_text(site):
     html = site.get("").text
     assert not re.search(r"<(script|style)[^>]*>[^<]", html), "nothing inline"
@@ -140,17 +134,6 @@ def test_a_viewer_gets_everything_first_and_then_what_changed(site, app, client)
     assert gone["gone"] == [row["id"]]
     (ended,) = next(filter(None, map(runs_that_failed, itertools.chain([gone], viewer))))
     assert (ended["task_id"], round(ended["ended"] - ended["began"], 3)) == ("id-of-one", 2.0)
-    viewer.close()
-
-
-def test_what_stays_the_same_is_not_told_again(site, app):
-    for number in range(30):
-        take(app, "sync", str(number))
-    viewer = messages(site)
-    next(viewer)
-    for message in itertools.islice(viewer, 5):
-        assert not message.get("rows")
-        assert not message.get("leases"), "nobody extends these"
     viewer.close()
 
 
@@ -353,14 +336,6 @@ def test_the_project_says_who_gives_an_order(app, caplog):
         assert site.order(order, TOKEN).status_code == 200
         assert next(messages(site))["about"]["asks_name"] is False
     assert "was broken by 127.0.0.1 as eve at 127.0.0.1" in caplog.text
-
-
-def test_the_history_of_a_lock_goes_back_as_far_as_it_is_kept(site, app):
-    lock = take(app, "sync", "x", history=True)
-    end(app, lock, "failed")
-    (found,) = site.http.get("/api/history", params={"key": lock.key}).json()
-    assert (found["task_id"], found["how"]) == ("id-of-x", "failed")
-    assert site.get("api/history").status_code == 400
 
 
 def test_answers_are_compressed_for_those_who_can_read_that(site, app):

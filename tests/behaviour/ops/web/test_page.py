@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
-from celery_redislock import RedisLock, SingletonTask
+from celery_redislock import RedisLock
 from celery_redislock.operations import list_suspensions, suspend
 from tests.support.looking import (
     end,
@@ -26,7 +25,6 @@ from tests.support.looking import (
     park,
     run,
     runs_without,
-    store,
     take,
 )
 from tests.support.site import TOKEN, Site
@@ -133,37 +131,6 @@ def test_what_ran_while_nobody_looked_is_shown_as_the_history_has_it(page, app, 
         expect(page.locator("#tip")).to_contain_text("when it ended is not kept")
         expect(tile(page, "lost")).to_have_text("1")
         expect(page.locator("#lanes .gap")).to_have_count(0)
-
-
-def test_a_lane_begins_where_the_history_does(page, redis_server, label):
-    app = make_app(redis_server.url, label, redislock_history=2)
-    for age in (500, 400):  # there may have been more before
-        end(app, take(app, "sync", "x", age=age, history=True), took=20.0)
-    end(app, take(app, "report", "y", age=300, history=True), took=20.0)
-    with opened(page, app):
-        expect(page.locator("#lanes rect.bar.succeeded")).to_have_count(3)
-        gap = page.locator("#lanes rect.gap")
-        expect(gap).to_have_count(1)
-        ends_where_it_begins = """gap => Math.abs(gap.getBoundingClientRect().right
-            - gap.closest("svg").querySelector("rect.bar").getBoundingClientRect().left)"""
-        assert gap.evaluate(ends_where_it_begins) < 3
-        expect(page.locator("#lanes li", has_text="sync").locator("rect.gap")).to_have_count(1)
-        expect(page.locator("#legend")).to_contain_text("not kept")
-        gap.hover()
-        expect(page.locator("#tip")).to_contain_text("no older runs")
-        page.locator("#lanes li", has_text="sync").locator("a").click()
-        expect(page.locator("#lock tbody tr").last).to_have_text("Older runs are not kept")
-
-
-def test_without_a_history_nothing_is_known_of_what_was(page, redis_server, label):
-    app = make_app(redis_server.url, label, redislock_history=0)
-    take(app, "sync", "x", age=100)
-    with opened(page, app):
-        expect(page.locator("#lanes rect.bar.running")).to_have_count(1)
-        expect(page.locator("#lanes rect.gap")).to_have_count(1)
-        expect(page.locator("#lanes-note")).to_contain_text("no history: ")
-        for each in ("away", "lost"):
-            expect(tile(page, each)).to_have_text("\u2013")
 
 
 def test_five_thousand_locks_stay_usable(page, app, client, label):
@@ -331,24 +298,6 @@ def test_what_waits_for_a_task_is_dropped_and_what_a_node_holds_is_broken_as_the
     assert all(client.exists(each.key) for each in (stays, kept, moves))
 
 
-def test_a_preview_names_those_who_wait_though_it_is_asked_for_at_once(page, app):
-    take(app, "report", "x")
-    park(app, "report", "x", "one")
-    asked = threading.Event()
-
-    def late(route):
-        if asked.is_set():
-            route.continue_()
-
-    with opened(page, app, TOKEN):
-        page.route("**/api/lock?*", late)
-        page.locator("#rows a").click()
-        page.get_by_role("button", name="Drop them …").hover()
-        asked.set()
-        page.get_by_role("button", name="Drop them …").click()
-        expect(page.locator("#ordering .preview li")).to_contain_text(["id one"])
-
-
 def test_tiles_filter_and_the_address_says_what_is_shown(page, browser, app):
     take(app, "report", "busy")
     park(app, "report", "busy", "waits")
@@ -375,17 +324,6 @@ def test_tiles_filter_and_the_address_says_what_is_shown(page, browser, app):
         expect(page.locator("#rows tr")).to_have_count(2)
         expect(page.locator("#tile-waiting .when")).to_have_text("now")
         expect(page.locator("#tile-lost .when")).to_have_text("last 15 min")
-
-
-def test_what_is_in_quotes_is_looked_for_as_a_whole(page, app):
-    for number in ("5", "4711", "55"):
-        take(app, "sync", number, lock_label=f"account {number}")
-    with opened(page, app):
-        expect(page.locator("#rows tr")).to_have_count(3)
-        for query in ('"account 5"', 'label:"account 5"'):
-            page.locator("#query").fill(query)
-            expect(page.locator("#count")).to_have_text("1 of 3 locks")
-            expect(page.locator("#rows")).to_contain_text("account 5")
 
 
 def test_trouble_comes_first_and_says_what_it_is(page, app, client):
@@ -421,75 +359,6 @@ def test_a_call_that_waits_for_quiet_and_a_run_without_its_lock_are_shown_as_tha
         expect(tile(page, "held")).to_have_text("1")
         client.delete(made["lost"])
         expect(states).to_have_text(["held"])
-
-
-def test_a_lock_of_several_is_one_row_with_its_slots(page, app):
-    for token in ("first", "second"):
-        take(app, "several", "both", task_id=token)
-    with opened(page, app):
-        expect(page.locator("#rows th")).to_have_count(1)
-        expect(page.locator("#rows th")).to_contain_text("2 of 2 slots")
-        expect(page.locator("#rows tr")).to_have_count(2)
-        expect(page.locator("#count")).to_have_text("1 lock")
-        expect(page.locator("#rows")).to_contain_text("first")
-        expect(page.locator("#rows")).to_contain_text("second")
-
-
-def test_the_end_of_a_long_name_is_what_is_seen_of_it(page, redis_server, label):
-    app = make_app(redis_server.url, label)
-    name = "shop.integrations.with.a.very.long.path.to.it.salesforce.sync"
-
-    def body(self):
-        """Nothing."""
-
-    app.task(name=name, bind=True, shared=False, base=SingletonTask)(body)
-    store(app, take(app, "sync", "x"), task=name)
-    with opened(page, app):
-        for shown in (page.locator("#rows .task"), page.locator("#lanes .whose a")):
-            expect(shown).to_have_text(name)
-            ends_inside, begins_outside = shown.evaluate(
-                """shown => {
-                    const [box, text] = [shown, shown.firstChild].map(
-                        (each) => each.getBoundingClientRect());
-                    return [text.right <= box.right + 1, text.left < box.left];
-                }"""
-            )
-            assert (ends_inside, begins_outside) == (True, True)
-
-
-def test_the_window_fits_what_there_is_unless_one_is_chosen(page, app):
-    take(app, "report", "for long", age=5000)
-    with opened(page, app):
-        expect(page.get_by_label("1 min", exact=True)).to_be_checked()
-        end(app, take(app, "sync", "x", age=200, history=True), took=2.0)
-        expect(page.get_by_label("5 min", exact=True)).to_be_checked()
-        end(app, take(app, "sync", "x", age=700, history=True), took=2.0)
-        expect(page.get_by_label("15 min")).to_be_checked()
-        page.get_by_text("1 min", exact=True).click()
-        expect(page.get_by_label("1 min", exact=True)).to_be_checked()
-        expect(page.locator("#lanes rect.bar")).to_have_count(1)
-
-
-def test_lanes_are_in_the_order_of_the_list(page, app):
-    end(app, take(app, "sync", "over", age=100, history=True), took=2.0)
-    for number in range(4):
-        take(app, "account", f"{number}", age=10 * number)
-    park(app, "account", "2", "waits")
-    with opened(page, app):
-        expect(page.locator("#lanes li")).to_have_count(5)
-        names = "all => all.map((each) => each.getAttribute('href'))"
-        for order in ("waiting", "held", "task"):
-            page.locator("#order").select_option(order)
-            page.wait_for_function(
-                """() => {
-                    const [list, lanes] = ["#rows .task", "#lanes .whose a"].map((each) =>
-                        [...document.querySelectorAll(each)].map((a) => a.getAttribute("href")));
-                    return list.length === 4 && JSON.stringify(list) ===
-                        JSON.stringify(lanes.slice(0, 4));
-                }"""
-            )
-        last = page.locator("#lanes .whose a").evaluate_all(names)[-1]
-        assert last.startswith("#/lock/sync"), "nobody has it any more"
 
 
 def test_the_legend_names_what_is_drawn_and_no_two_ends_look_alike(page, app):
@@ -590,40 +459,6 @@ def test_a_server_that_never_answered_is_not_said_to_have_no_locks(page, own_red
         page.goto("about:blank")
 
 
-def test_ages_stand_still_while_nobody_looks(page, redis_server, proxy, label):
-    app = make_app(proxy.in_front_of(redis_server.url), label)
-    take(app, "sync", "x")
-    park(app, "sync", "x", "waits")
-    with opened(page, app):
-        expect(page.locator("#rows .age")).to_have_count(1)
-        proxy.cut_off()
-        expect(page.locator("#live")).to_have_text(AS_OF)
-        shown = """[...document.querySelectorAll("#rows .held, #rows .left, #rows .age")]
-            .map((each) => each.textContent)
-            .concat([...document.querySelectorAll("#lanes rect")].map((each) => each.outerHTML))"""
-        before = page.evaluate(shown)
-        # The server tells the trouble again and again, and all is shown anew.
-        page.evaluate(
-            """(async () => {
-                for (let count = 0; count < 6; count += 1) await fetch("api/changes?since=0");
-            })()"""
-        )
-        assert page.evaluate(shown) == before
-        proxy.reconnect()
-        expect(page.locator("#live")).to_have_text("live")
-        page.wait_for_function(f"JSON.stringify({shown}) !== {json.dumps(json.dumps(before))}")
-
-
-def test_a_search_without_a_match_is_not_said_to_mean_that_nothing_happened(page, app):
-    with opened(page, app):
-        expect(page.locator("#lanes-note")).to_contain_text("Nothing has happened yet.")
-        take(app, "sync", "x")
-        expect(page.locator("#lanes li")).to_have_count(1)
-        page.locator("#query").fill("nobody")
-        expect(page.locator("#lanes-note")).to_contain_text("Nothing that matches has happened.")
-        expect(page.locator("#none")).to_have_text("No lock matches.")
-
-
 def test_what_waits_in_a_queue_is_one_row_and_a_queue_that_nobody_reads_is_named(
     page, client, redis_server, label
 ):
@@ -675,68 +510,6 @@ def test_what_waits_in_a_queue_is_one_row_and_a_queue_that_nobody_reads_is_named
         expect(row).to_contain_text(f"15 messages in {own}")
 
 
-def test_skipped_and_refused_are_shown_where_the_server_counts_them(page, app, client):
-    made = take(app, "sync", "x", age=100, history=True)
-    store(app, made, turned_away=3)
-    hour = int(time.time() // 3600)
-    counts = f"{hour}:40;{hour - 1}:3;{hour - 2}:100;"
-    client.hset(f"{made.bucket}:turned", "sync", counts)
-    with opened(page, app) as site:
-        expect(tile(page, "away")).to_have_text("43")
-        expect(page.locator("#tile-away .when")).to_have_text(re.compile(r"^since \d\d:00$"))
-        row = page.locator("#rows td.number")
-        expect(row).to_have_text("3")
-        assert [each["turned_away"] for each in site.http.get("/api/locks").json()] == [3]
-        expect(page.locator("#lanes text.away")).to_have_text("\u25be3")
-        end(app, made, "succeeded", took=90.0)
-        take(app, "sync", "x", turned_away=2)
-        expect(row).to_have_text("5")
-        page.locator("#tile-away").click()
-        expect(page.locator("#rows tr")).to_have_count(1)
-
-
-def test_what_is_usual_is_said_only_where_a_run_takes_at_least_twice_as_long(page, app):
-    def ran(task, label, times, took=20.0):
-        for number in range(times):
-            age = 800 + number
-            end(app, take(app, task, label, age=age, history=True), took=took)
-
-    ran("account", "often", 5)
-    ran("account", "seldom", 3)
-    ran("report", "all", 10)
-    take(app, "account", "often", age=42)
-    take(app, "account", "seldom", age=42)
-    take(app, "report", "first", age=42)
-    take(app, "report", "all", age=30)
-    with opened(page, app):
-        expect(page.locator("#rows tr")).to_have_count(4)
-        for label, told in (("account:often", "usually 20s"), ("account:seldom", "")):
-            row = page.locator("#rows tr", has=page.locator(f"[title$='{label}']"))
-            expect(row.locator(".trouble")).to_have_text(told)
-        for task_id, told in (("id-of-first", "usually 20s"), ("id-of-all", "")):
-            row = page.locator("#rows tr", has_text=task_id)
-            expect(row.locator(".trouble")).to_have_text(told)
-            expect(row.locator(".since .note")).to_have_text("")
-
-
-def test_filters_that_do_not_exist_are_named(page, app):
-    take(app, "account", "x")
-    with opened(page, app):
-        expect(page.locator("#rows tr")).to_have_count(1)
-        note = page.locator("#no-filter")
-        for query, said in (
-            ("is:gone", "There is no filter is:gone. There are: is:held,"),
-            ("state:halted", "There is no state halted. There are: state:held,"),
-            ("worker:one", "There is no filter worker:"),
-        ):
-            page.locator("#query").fill(query)
-            expect(note).to_contain_text(said)
-        for query in ("account:x", "is:held", "state:held", 'task:"account"', ""):
-            page.locator("#query").fill(query)
-            expect(note).to_be_empty()
-        assert page.locator("#rows tr").count() == 1
-
-
 def test_the_keyboard_is_where_one_reads_on_and_the_title_says_what_is_open(page, app):
     for name in ("one", "two"):
         take(app, "account", name, lock_label=f"customer {name}")
@@ -757,17 +530,6 @@ def test_the_keyboard_is_where_one_reads_on_and_the_title_says_what_is_open(page
         expect(page).to_have_title("is:held \u00b7 Locks")
 
 
-def test_a_dialog_begins_in_its_first_field(page, app):
-    take(app, "sync", "x")
-    with opened(page, app, TOKEN):
-        page.locator("#rows a").click()
-        page.get_by_role("button", name="Suspend …", exact=True).click()
-        expect(page.get_by_label("For")).to_be_focused()
-        page.keyboard.press("Escape")
-        page.get_by_role("button", name="Break …").click()
-        expect(page.get_by_label("Your name")).to_be_focused()
-
-
 def test_what_operators_keep_from_running_is_shown_above_the_list_also_for_idle_locks(page, app):
     suspend(app, "sync", seconds=3600, why="a migration", by="anna")
     suspend(app, lock="account:idle", seconds=600, by="bert", unknown=True)
@@ -785,32 +547,6 @@ def test_what_operators_keep_from_running_is_shown_above_the_list_also_for_idle_
         strip.nth(0).locator("a").click()
         expect(page.locator("#lock .suspended li")).to_have_count(1)
         expect(page.locator("#lock .suspended")).to_contain_text("By bert")
-
-
-def test_the_keyboards_focus_stays_when_another_lock_goes(page, app, client):
-    made = take(app, "sync", "first")
-    time.sleep(0.01)  # by the server's clock, the longest held is shown first
-    take(app, "report", "second")
-    take(app, "account", "third")
-    with opened(page, app):
-        expect(page.locator("#rows tr")).to_have_count(3)
-        link = page.locator("#rows tr", has_text="id-of-second").locator("a")
-        link.focus()
-        client.delete(made.key)
-        expect(page.locator("#rows tr")).to_have_count(2)
-        expect(link).to_be_focused()
-        page.keyboard.press("Enter")
-        expect(page.locator("#lock")).to_contain_text("id-of-second")
-
-
-def test_a_text_without_end_is_cut(page, app):
-    take(app, "sync", "x", lock_label="l" * 200_000, node="n" * 200_000)
-    with opened(page, app):
-        expect(page.locator("#rows tr")).to_have_count(1)
-        assert len(page.locator("#rows").text_content()) < 5000
-        page.locator("#rows a").click()
-        expect(page.locator("#lock dd").first).to_have_text("id-of-x")
-        assert len(page.locator("#lock").text_content()) < 5000
 
 
 @pytest.mark.parametrize("width", [400, 1280])
