@@ -283,7 +283,7 @@ def what_runs_goes_on_under_a_suspension(course: Course) -> None:
 @prop
 def deferrals_grow_and_end(course: Course) -> None:
     """options.md, `Defer`: after `delay`, multiplied by `backoff` each time, at most `max_delay`;
-    "`then` acts at the first try after `max_wait` seconds".
+    "`then` acts at the first try after `max_wait` seconds". Each copy has its own tries.
     """
     if course.happened or _deaths(course):
         return

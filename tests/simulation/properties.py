@@ -724,13 +724,26 @@ def what_may_run_runs(course: Course) -> None:
         free, late = course.taken[call.task_id][0], OFFERED
         for each in keeps:
             if each.first < came and each.last > free:
-                free, late = each.last, (RESUMED if each.resumed else LATE)
+                free, late = each.last, _late_after(course, each)
         busy = [run for run in course.runs if run.began <= came and run.task_id != call.task_id]
         for run in busy:
             if (over := _free_after(course, run)) > free:
                 free, late = over, OFFERED
         if came > free + late:
             course.failed("runs again", f"{call.name} goes on {came - free:.2f} s late")
+
+
+def _late_after(course: Course, suspended: Suspended) -> float:
+    """How late what waits for its end may be. operations.md: "To suspend the same again sets a new
+    end, earlier or later": a room is looked at for that as after a `resume`.
+    """
+    is_new_end = any(
+        (each.what, each.name, each.last) == (suspended.what, suspended.name, suspended.began)
+        for each in course.suspended
+    )
+    if suspended.resumed:
+        return RESUMED
+    return max(LATE, suspended.began + RESUMED - suspended.last if is_new_end else 0.0)
 
 
 def _free_after(course: Course, run: Run) -> float:

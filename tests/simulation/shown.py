@@ -46,7 +46,8 @@ def no_bug_is_logged(course: Course) -> None:
 def a_loss_is_one(course: Course) -> None:
     """guarantees.md, "Lost locks": nobody is told of a loss that was none. options.md, "The Redis
     server": what is held is still extended on a full one. guarantees.md, "Code that holds the GIL":
-    "In prefork the main process keeps the lock alive", so also that of a child that is stopped.
+    "In prefork the main process keeps the lock alive", so also that of a child that is stopped. But
+    "Clocks": "Expiry uses the *server's* wall clock".
     """
     if _happened(course, *UNREACHABLE, "server's clock") or _was_broken(course):
         return
