@@ -8,12 +8,13 @@ import collections
 import logging
 from collections.abc import Iterator
 
-from .course import OFFER_FOR, Call, Course, Look, Run
+from .course import FINAL, OFFER_FOR, Call, Course, Look, Run
 from .properties import (
     TICK,
     UNREACHABLE,
     _free_after,
     _happened,
+    _options,
     _outage,
     _was_broken,
     prop,
@@ -146,6 +147,14 @@ def _is_expiry(result: object) -> bool:
     return isinstance(result, dict) and result.get("exc_message") in (("expired",), ["expired"])
 
 
+def _may_be_reserved(course: Course, call: Call, at: float) -> bool:
+    """Whether the lock may be reserved for this call's message at that time."""
+    states = course.states.get(call.task_id, [])
+    has_ended = any(when < at and state in FINAL for when, state, _ in states)
+    is_reserved = _options(course, call) & {"queued", "both", "publish"}
+    return bool(is_reserved) and call.sent < at and not has_ended
+
+
 def _why_it_expired(course: Course, call: Call) -> str:
     """What kept the task in a room until it expired, if operators must know of it; else ""."""
     parked = [at for at, _, task_id in course.parked if task_id == call.task_id]
@@ -157,8 +166,12 @@ def _why_it_expired(course: Course, call: Call) -> str:
         if kind == "restart" and begin + 2.0 < expired < end:
             return "in an outage"
     held = [run for run in course.runs if run.key == call.key and run.took < parked[-1] + TICK]
-    if any(_free_after(course, run) > parked[-1] - TICK for run in held):
-        return ""  # it waited for a run, and was told of nothing else that keeps it
+    if any(_free_after(course, run) > parked[-1] - TICK for run in held) or any(
+        _may_be_reserved(course, each, parked[-1])
+        for each in course.calls.values()
+        if each.key == call.key and each is not call
+    ):
+        return ""  # it waited for a run or a message, and was told of nothing else that keeps it
     for each in course.suspended:
         keeps = each.keeps(call.spec.name, call.key) and each.began + TICK < parked[-1]
         if keeps and expired < each.until:
