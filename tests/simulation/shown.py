@@ -123,7 +123,8 @@ def what_no_worker_has_taken_is_so(course: Course) -> None:
     for at, record in course.logged:
         if record.redislock_outcome != "not taken":
             continue
-        taken = [when for when in course.taken.get(record.redislock_task_id, ()) if when < at]
+        taken = course.taken.get(record.redislock_task_id, ())
+        taken = [when for when in taken if when < at - TICK]  # its room was looked at before
         if taken and taken[-1] > at - OFFER_FOR + 1.0 and not _outage(course):
             ago = f"{at - taken[-1]:.2f} s after one took it"
             course.failed("not taken", f"{at:.3f} s: {record.getMessage()}: {ago}")
