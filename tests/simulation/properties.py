@@ -866,7 +866,7 @@ def _not_taken(course: Course, call: Call) -> int:
     20, 40 s and so on"; and "newcomers do not overtake it" for 5 s, or for 1 s: after that it may
     meet the lock held, and waits once more.
     """
-    taken = [(at, True) for at in course.taken.get(call.task_id, ())]
+    taken = [(at + TICK, True) for at in course.taken.get(call.task_id, ())]
     published = course.published(call.task_id, at_once=True)
     more, under_way, since, again = 0, 0, 0.0, 0
     for at, is_taken in sorted([*((each, False) for each in published), *taken]):
