@@ -304,6 +304,8 @@ class Life:
             elif isinstance(question, AwaitEarlier):
                 answer = lease.wait(question.timeout, self._follow_up)
             else:
+                if self.kept is not None and self.kept.place is not None:
+                    self._give_up_kept()  # else copies are published, and wait in more slots
                 facts.report(Outcome.WAITING, details={"waits": True})
                 try:
                     answer = lease.wait(

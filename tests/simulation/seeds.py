@@ -33,5 +33,6 @@ FOUND = (
     "215635298 --plain",  # a copy met the pause after its own run, and was skipped for it
     "401163 --plain",  # a run in its pause was taken for one that goes on elsewhere
     "401714 --plain",  # a copy of what had lain in its worker ran again after a time limit
+    "501638",  # what waited in a pool slot kept its place, as not taken
     "401967 --plain",  # who gave up just after its message was sent was sent another one
 )
