@@ -165,7 +165,7 @@ def nothing_is_left(course: Course) -> None:
         now = (EPOCH + course.now + course.server.clock.step) * 1000
         if kind == "waiters" and not course.server.look.zcount(key, now, "+inf"):
             continue  # redis.md: "and those that wait no more, whose requests may come late"
-        if kind == "rooms" and course.plan.deployed:
+        if kind == "rooms" and (course.plan.deployed or course.limit_falls):
             continue  # of a lock with another limit: the look that is due removes it
         if not course.all_ended() and kind in (*OF_A_ROOM, "lock", "lock2", "waiters"):
             continue  # a worker that was killed has lost calls, which may be reserved
