@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoPermissionError, ResponseError
+from redis.exceptions import NoPermissionError
 
-from .connections import pack
-from .restarts import ServerWatch
 from .scripts import MARK
-from .server import LOOKING_TTL, Server
-from .talk import Talk
+from .server import Server
 
 
 class Rights:
@@ -36,19 +31,6 @@ class Rights:
         # An error means that the server does not know the command.
         return [reply == 1 for reply in replies]
 
-    def may_queue(self, commands: Sequence[Sequence[str]]) -> list[bool] | None:
-        """The same as `may`, for any server: queues the commands in a transaction, and discards it.
-        None if this user may not use transactions.
-        """
-        replies = self._server.exchange("", LOOKING_TTL, "main", _queued, commands)
-        if replies is None:
-            return None
-        # Other errors, such as that of a full server, are not denials.
-        return [
-            not isinstance(reply, NoPermissionError) and "unknown command" not in str(reply)
-            for reply in replies
-        ]
-
     def may_mark(self) -> bool:
         """Whether a restart of the server is noticed though it does not tell its id. See `MARK`."""
         (reply,) = self._server.replies([("EVAL", MARK % "", 0)], errors=True)
@@ -60,15 +42,3 @@ class Rights:
         """
         replies = self._server.replies(commands, errors=True)
         return [isinstance(reply, NoPermissionError) for reply in replies]
-
-
-def _queued(watch: ServerWatch, commands: Sequence[Sequence[str]]) -> Talk[list[Any] | None]:
-    # Read this reply before more is sent: without a transaction the commands would be run.
-    (began,) = yield pack(("MULTI",)), 1, 0.0
-    if isinstance(began, ResponseError):
-        return None
-    all_of_them = [*commands, ("DISCARD",)]
-    *replies, discarded = yield b"".join(map(pack, all_of_them)), len(all_of_them), 0.0
-    if isinstance(discarded, ResponseError):
-        raise RedisConnectionError(f"DISCARD: {discarded}")  # closes it, and ends the transaction
-    return replies

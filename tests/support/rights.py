@@ -36,11 +36,11 @@ def as_user(url: str, user: str) -> str:
 
 def denials(client: redis.Redis, user: str) -> list[str]:
     """What the server has denied this user; not the name that redis-py gives itself, if it may,
-    nor the transaction with which `doctor` asks an older server.
+    nor the look at an older server, which does not tell rights, for keys of others.
     """
     found = [
         f"{entry['reason']} {entry['object']}"
         for entry in client.acl_log()
         if entry["username"] == user
     ]
-    return [each for each in found if "client" not in each and each != "command multi"]
+    return [each for each in found if "client" not in each and each != "command scan"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from ...app.documents import page
 from ...servers.rights import Rights
 from .checkup import Checkup
 from .finding import ERROR, OK, UNKNOWN, WARNING, Finding
@@ -37,29 +36,17 @@ def check_rights(checkup: Checkup) -> Iterator[Finding]:
         for command in (*COMMANDS, *EXTRA)
     ]
     rights = Rights(checkup.locks.server)
-    allowed = rights.may(commands)
-    if allowed is None:
-        allowed = rights.may_queue(commands)
+    allowed, fine = rights.may(commands), "all commands in use are allowed"
     if allowed is None:
         # The others change nothing: the key does not exist, and `x` is no script.
         commands = [words for words in commands if words[0] not in UNTRIED]
         allowed = [not is_denied for is_denied in rights.denied(commands)]
-        if all(allowed):
-            yield Finding(
-                UNKNOWN,
-                "a server older than Redis 7 tells rights only to who may MULTI and DISCARD;"
-                " no command that could be tried is denied",
-                "compare `ACL GETUSER` with the ACL lines: see "
-                + page("operations", "Rights: the ACL lines"),
-            )
-            return
+        fine = "all commands that change nothing are allowed; Redis 7 tells of the others too"
     denied = [words[0] for words, may in zip(commands, allowed, strict=True) if not may]
-    yield from _denied(checkup, key, denied)
+    yield from _denied(checkup, key, denied) if denied else (Finding(OK, fine),)
 
 
 def _denied(checkup: Checkup, key: str, denied: list[str]) -> Iterator[Finding]:
-    if not denied:
-        yield Finding(OK, "all commands in use are allowed")
     extra = {command.split()[0] for command in EXTRA}
     if {*denied} >= WRITES and not {*denied} & READS:
         yield Finding(

@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from celery_redislock import LockUnavailable
 from celery_redislock.app.settings import app_locks
 from celery_redislock.app.whereabouts import whereabouts
 from celery_redislock.ops.doctor.checkup import Checkup
@@ -14,8 +13,6 @@ from celery_redislock.ops.doctor.rights import check_rights
 from celery_redislock.ops.doctor.server import check_round_trip
 from celery_redislock.ops.doctor.workers import check_workers
 from celery_redislock.servers import rights
-from celery_redislock.servers.looking import round_trips
-from celery_redislock.servers.rights import Rights
 from celery_redislock.worker.sweeper import Sweeper
 from tests.support.looking import make_app, run
 from tests.support.waiting import eventually
@@ -69,31 +66,6 @@ def test_workers_of_another_broker_under_the_same_prefix_are_told(redis_server, 
 
         what = eventually(told, "they were seen: a worker looks every 2 s, the key lives so long")
     assert what.startswith("workers with another broker use these locks (1 ")
-
-
-def test_what_a_user_may_do_is_found_without_running_it(own_redis, label):
-    """Newer servers say it, and older ones as commands are queued in a transaction."""
-    store = app_locks(make_app(own_redis.url, label)).server
-    with own_redis.client() as client:
-        assert Rights(store).may_queue([("set", "a", "b"), ("nonsense",), ("get", "a")]) == [
-            *(True, False, True),
-        ]
-        assert client.keys("*") == []
-        assert round_trips(store, 1), "the connection is in order"
-        for denied in ("multi", "discard", "rpush"):
-            rights = ["+@all", f"-{denied}"]
-            client.acl_setuser("poor", enabled=True, passwords="+x", keys=["*"], commands=rights)
-            url = own_redis.url.replace("://", "://poor:x@")
-            theirs = app_locks(make_app(url, label)).server
-            asked = [("rpush", "a", "b"), ("lpush", "a", "b")]
-            if denied == "discard":
-                with pytest.raises(LockUnavailable):
-                    Rights(theirs).may_queue(asked)
-            else:
-                may = {"multi": None, "rpush": [False, True]}[denied]
-                assert Rights(theirs).may_queue(asked) == may
-            assert round_trips(theirs, 1)
-        assert client.keys("*") == []
 
 
 @pytest.mark.parametrize(
