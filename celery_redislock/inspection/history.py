@@ -71,15 +71,14 @@ def history(
     ended: Collection[str] = (),
     limit: int | None = None,
     running: bool = False,
-    server: Server | None = None,
 ) -> list[PastRun]:
     """The runs in the history, sorted by when they began, the latest first; with `running` also
     those that still have their lock. `task` may be a glob; "RedisLock" is for locks outside tasks.
     `since`, Unix time, leaves out what ended before it, and `ended` what ended in no such way, see
-    `PastRun.how`. A `server` in place of the app's has those of its nodes that answer.
+    `PastRun.how`.
     """
     locks = app_locks(app)
-    server, prefix = server or locks.server, locks.prefix
+    server, prefix = locks.server, locks.prefix
     name = name and lock_keys(prefix, name).name
     lists = [
         (bucket, each)
@@ -98,30 +97,25 @@ def history(
     return sorted(wanted, key=lambda run: -run.began)[:limit]
 
 
-def last_runs(app: Any, most: int, *, server: Server | None = None) -> dict[str, list[PastRun]]:
-    """The last runs of each task that have ended, at most so many, the latest first. `server` as
-    for `history`.
-    """
-    locks = app_locks(app)
-    server, by_task = server or locks.server, dict[str, list[PastRun]]()
-    lists = [each for each in lists_in(server, locks.prefix) if each[1]]
-    runs = _read(server, locks.prefix, lists, most)
+def last_runs(app: Any, most: int) -> dict[str, list[PastRun]]:
+    """The last runs of each task that have ended, at most so many, the latest first."""
+    locks, by_task = app_locks(app), dict[str, list[PastRun]]()
+    lists = [each for each in lists_in(locks.server, locks.prefix) if each[1]]
+    runs = _read(locks.server, locks.prefix, lists, most)
     for run in sorted(runs, key=lambda run: -run.began):
         if run.how != past.RUNNING and run.task is not None:
             by_task.setdefault(run.task, []).append(run)
     return {task: runs[:most] for task, runs in by_task.items()}
 
 
-def turned_away(
-    app: Any, *, task: str | None = None, server: Server | None = None
-) -> dict[str, dict[int, int]]:
+def turned_away(app: Any, *, task: str | None = None) -> dict[str, dict[int, int]]:
     """How many duplicates were skipped or refused in each of the last 48 hours, by task and by the
-    hour's beginning as a Unix time, without empty hours. `task` and `server` as for `history`.
+    hour's beginning as a Unix time, without empty hours. `task` as for `history`.
     """
     locks, first = app_locks(app), time.time() - HOURS * 3600
     return {
         cut(each): kept
-        for each, hours in sorted(by_the_hour(server or locks.server, locks.prefix).items())
+        for each, hours in sorted(by_the_hour(locks.server, locks.prefix).items())
         if (task is None or matches(each, task))
         and (kept := {hour: count for hour, count in sorted(hours.items()) if hour > first})
     }

@@ -164,19 +164,15 @@ class Found:
 # -- all locks --------------------------------------------------------------------------------
 
 
-def snapshot(app: Any, server: Server | None = None) -> list[Found]:
-    """Every lock that is held, waited for or lately broken, and every run that goes on without one.
-    A `server` in place of the app's has those of its nodes that answer.
-    """
-    return with_rooms(app, server, of_taken=0)[0]
+def snapshot(app: Any) -> list[Found]:
+    """Every lock that is held, waited for or lately broken, and every run that goes on without."""
+    return with_rooms(app, of_taken=0)[0]
 
 
-def with_rooms(
-    app: Any, server: Server | None = None, of_taken: int = 1
-) -> tuple[list[Found], dict[str, Room]]:
+def with_rooms(app: Any, of_taken: int = 1) -> tuple[list[Found], dict[str, Room]]:
     """As `snapshot`; and what waits, by the names of the locks. `of_taken` as for `walk`."""
     locks, rows, rooms = app_locks(app), list[Found](), dict[str, Room]()
-    for each in walk(server or locks.server, locks.prefix, app, of_taken):
+    for each in walk(locks.server, locks.prefix, app, of_taken):
         if isinstance(each, Room):
             rooms[each.name] = each
         else:
@@ -274,7 +270,8 @@ def lock(app: Any, name: str) -> list[Found]:
         rows = [_awaited(locks.prefix, room)] if room.waits else []
         rows += _broken(server, [(keys.broken, keys.name)])
     rows += lost_of(server, [(keys.lost, keys.name)], {*map(_run_of, held)})
-    suspended = suspensions_on(server, locks.prefix)
+    now, texts = read(server, [("GET", keys.suspended)])  # each bucket has what is of tasks
+    suspended = in_force(texts, now)
     idle = next((each for each in suspended if each.lock == keys.name and not rows), None)
     if idle is not None:
         return [suspended_row(keys, idle)]

@@ -102,14 +102,12 @@ class Room(NamedTuple):
         return awaited_state(self.quiet_in is not None, self.untaken, self.overdue)
 
 
-def waiting(
-    app: Any, names: Iterable[str], most: int = NAMED, server: Server | None = None
-) -> list[Room]:
+def waiting(app: Any, names: Iterable[str], most: int = NAMED) -> list[Room]:
     """For each of these locks, the tasks that wait for it, `most` of each; with 0 it is not known
-    what they wait for. A `server` in place of the app's has those of its nodes that answer.
+    what they wait for.
     """
     locks = app_locks(app)
-    return [*rooms_of(server or locks.server, locks.prefix, names, app, most)]
+    return [*rooms_of(locks.server, locks.prefix, names, app, most)]
 
 
 def ids_of(app: Any, names: Sequence[str]) -> dict[str, frozenset[str]]:
@@ -179,7 +177,7 @@ def _rooms(server: Server, rooms: Sequence[LockKeys], app: Any, most: int) -> It
             *(("ZSCORE", keys.sent, each) for each in members),
         )
     ]
-    left = iter(read(server, asked)[1])
+    left = iter(read(server, asked)[1] if asked else ())
     found = []
     for keys, total, waiters, front, members in zip(
         rooms, totals, in_slots, fronts, looked_at, strict=True

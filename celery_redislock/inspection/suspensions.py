@@ -11,12 +11,10 @@ from ..servers.looking import read
 from ..servers.server import Server
 
 
-def suspensions(app: Any, server: Server | None = None) -> list[Suspension]:
-    """All suspensions that have not ended, of the app's or of this server; what ends first comes
-    first.
-    """
+def suspensions(app: Any) -> list[Suspension]:
+    """All suspensions that have not ended; what ends first comes first."""
     locks = app_locks(app)
-    return suspensions_on(server or locks.server, locks.prefix)
+    return suspensions_on(locks.server, locks.prefix)
 
 
 def suspensions_on(server: Server, prefix: str) -> list[Suspension]:

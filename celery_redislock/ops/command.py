@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
@@ -15,7 +14,6 @@ from ..protocol.holders import one_line
 from .terminal import is_plain
 
 if TYPE_CHECKING:
-    from ..servers.server import Server
     from ..tasks.target import Target
 
 #: Seconds in each unit of a duration.
@@ -145,28 +143,6 @@ def _app(ctx: click.Context) -> Any:
     if ctx.info_name != "doctor" or locks.address is None:
         locks.require_address()
     return app
-
-
-@contextlib.contextmanager
-def those_that_answer(app: Any, done: str = "shown") -> Iterator[Server]:
-    """The app's server, without those nodes of a cluster that do not answer. In the end it fails,
-    and says what was not done with the locks that these have.
-    """
-    from ..app.settings import app_locks
-    from ..servers.looking import away
-
-    server = app_locks(app).server
-    wrong = away(server)
-    reasons = "; ".join(f"{name} {what}" for name, what in wrong.items())
-    left_out = f"what some nodes have is not {done}: {reasons}"
-    try:
-        yield server.without(wrong) if wrong else server
-    except click.ClickException as exc:
-        if wrong:
-            raise problem(f"{exc.message}; {left_out}") from exc
-        raise
-    if wrong:
-        raise problem(left_out)
 
 
 def _say_server(ctx: click.Context, app: Any) -> None:

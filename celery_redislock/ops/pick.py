@@ -14,7 +14,6 @@ from ..protocol.canonical import task_in
 from ..protocol.holders import one_line
 from ..protocol.keys import lock_keys
 from ..servers.looking import in_batches
-from ..servers.server import Server
 from ..tasks.target import Target, TargetError, nearly
 from ..tasks.task import locked_tasks
 from .table import SHORT, digest_of, telling_of, who
@@ -102,13 +101,13 @@ def _names(app: Any) -> list[str]:
     return [task.name for task in locked_tasks(app)]
 
 
-def pick_past(app: Any, text: str, server: Server | None = None) -> str:
+def pick_past(app: Any, text: str) -> str:
     """The name of the lock in the history that a user means: by its name, or by what `history`
     shows of it, as `pick`.
     """
-    if history(app, name=text, limit=1, running=True, server=server):
+    if history(app, name=text, limit=1, running=True):
         return text
-    runs = history(app, running=True, server=server)
+    runs = history(app, running=True)
     return _only(_shown_as(runs, text), text) or text
 
 

@@ -6,13 +6,12 @@ long for a lock: we use only its hash function.
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from operator import methodcaller
 from typing import Any, Final, TypeVar
 
-from redis.exceptions import ClusterDownError, RedisError, ResponseError
+from redis.exceptions import ClusterDownError, RedisError
 
 from ..errors import LockUnavailable
 from ..protocol.exchange import Call
@@ -39,8 +38,6 @@ T = TypeVar("T")
 REDIRECTS: Final = 5
 #: Commands whose second word is no key.
 _KEYLESS: Final = {"TIME", "INFO", "CONFIG", "SCAN", "EVAL", "CLUSTER"}
-#: The reply for the keys of a node that is left out.
-_LEFT_OUT: Final = ResponseError("its node is left out")
 
 
 class Cluster(Server):
@@ -49,8 +46,6 @@ class Cluster(Server):
     def __init__(self, source: Nodes, min_replicas: int = 0) -> None:
         self.min_replicas = min_replicas
         self.nodes = Topology(source, min_replicas)
-        #: The nodes that are left out, by host and port; None if there is no reason to.
-        self._left_out: frozenset[str] | None = None
 
     # -- requests -------------------------------------------------------------------------
 
@@ -101,16 +96,10 @@ class Cluster(Server):
 
     def _replies(self, commands: Commands, ttl: float, errors: bool, wrong_type: bool) -> list[Any]:
         slots = self.nodes.slots(ttl, "")
-        if self._left_out is not None:
-            slots = slots.without(self._left_out)
         keys = ["" if each[0] in _KEYLESS else _text(each[1]) for each in commands]
         replies: list[Any] = [None] * len(commands)
         for host, which in self._by_node(slots, keys):
             asked = [commands[i] for i in which]
-            if host is None and self._left_out is not None:
-                for i in which:
-                    replies[i] = _LEFT_OUT
-                continue
             ask = methodcaller("replies", asked, ttl, errors=True)
             found = self._ask(slots, keys[which[0]], ttl, host, ask)
             for i, reply in zip(which, found, strict=True):
@@ -123,7 +112,7 @@ class Cluster(Server):
                 )
         if not errors:
             try:
-                raise_refusal([each for each in replies if each is not _LEFT_OUT], wrong_type)
+                raise_refusal(replies, wrong_type)
             except RedisError as exc:
                 raise unavailable("", exc) from exc
         return replies
@@ -133,24 +122,14 @@ class Cluster(Server):
         return {host_port(*host): self.nodes.node(host) for host in slots.primaries}
 
     def shards(self) -> dict[str, Server]:
-        left_out, uncovered = self._left_out, self.uncovered()
-        if left_out is None:
-            if uncovered:
-                raise unavailable("", Unusable(f"{uncovered} hash slots have no node"))
-            left_out = frozenset()
-        return {name: node for name, node in self.primaries().items() if name not in left_out}
+        _, uncovered = self.topology()
+        if uncovered:
+            raise unavailable("", Unusable(f"{uncovered} hash slots have no node"))
+        return self.primaries()
 
     @property
     def outage(self) -> tuple[float, float] | None:
         return self.nodes.outage
-
-    def uncovered(self) -> int:
-        return self.topology()[1]
-
-    def without(self, names: Collection[str]) -> Cluster:
-        view = copy.copy(self)
-        view._left_out = frozenset(names)
-        return view
 
     def topology(self) -> tuple[dict[str, tuple[int, list[str]]], int]:
         """How many slots each primary has, and its replicas; and how many slots have no node."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
@@ -12,7 +12,7 @@ from redis.exceptions import ResponseError
 
 from ..errors import LockUnavailable
 from .restarts import info
-from .urls import Host, host_port
+from .urls import Host
 
 #: What to ask a node: which node has which slot, and how new that is.
 COMMANDS: Final = (("CLUSTER", "SLOTS"), ("CLUSTER", "INFO"))
@@ -32,13 +32,6 @@ class SlotMap:
     def any_primary(self) -> Host | None:
         """A primary chosen at random; None if there is none."""
         return random.choice(self.primaries) if self.primaries else None
-
-    def without(self, names: Collection[str]) -> SlotMap:
-        """The same without the primaries of these hosts and ports: their slots have no node."""
-        gone = {host for host in self.primaries if host_port(*host) in names}
-        owners = [None if owner in gone else owner for owner in self.owners]
-        primaries = tuple(host for host in self.primaries if host not in gone)
-        return dataclasses.replace(self, owners=owners, primaries=primaries)
 
     def taken_over(self, before: SlotMap) -> dict[Host, set[Host | None]]:
         """The former owners of the slots that each node got since then, by that node."""

@@ -15,7 +15,6 @@ from ..protocol.rooms import pairs_in
 from .restarts import info
 from .rights import Rights
 from .server import LOOKING_TTL, Server
-from .talk import said_of
 
 T = TypeVar("T")
 
@@ -95,25 +94,6 @@ def reach(server: Server) -> None:
     except LockUnavailable as exc:
         if not isinstance(exc.__cause__, NoPermissionError):
             raise
-
-
-def away(server: Server) -> dict[str, str]:
-    """What is wrong with some of the Redis servers among which the keys are divided, by their hosts
-    and ports, and with hash slots that none of them has. Raises if none can be asked.
-    """
-    wrong: dict[str, str] = {}
-    shards = server.without(()).shards()
-    for name, shard in shards.items():
-        try:
-            reach(shard)
-        except LockUnavailable as exc:
-            if len(wrong) == len(shards) - 1:
-                raise
-            wrong[name] = said_of(exc)
-    uncovered = server.uncovered()
-    if uncovered:
-        wrong[f"{uncovered} hash slots"] = "have no node"
-    return wrong
 
 
 def round_trips(server: Server, count: int) -> tuple[list[float], float]:

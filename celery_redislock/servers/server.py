@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias, TypeVar
 
 from ..errors import LockUnavailable
@@ -119,7 +119,7 @@ class Server(ABC):
 
     def shards(self) -> dict[str, Server]:
         """The servers that have all keys together, by their hosts and ports; by "" if it is one.
-        Raises if some keys are in none of them, and this is no view `without` some.
+        Raises if some keys are in none of them.
         """
         return {"": self}
 
@@ -129,16 +129,6 @@ class Server(ABC):
         never was, as far as this process has asked it.
         """
         return None
-
-    def uncovered(self) -> int:
-        """How many hash slots no server has. What was in them cannot be read."""
-        return 0
-
-    def without(self, names: Collection[str]) -> Server:
-        """A view without some of the shards, given by their hosts and ports: for their keys,
-        `replies` has a `ResponseError`. Only for looking. It shares the connections.
-        """
-        return self
 
     def together(self, keys: Sequence[str], ttl: float) -> list[list[str]]:
         """These keys in groups: one group for each Redis server."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import click
@@ -15,7 +14,6 @@ from ..command import (
     Naming,
     print_json,
     problem,
-    those_that_answer,
     with_app,
     with_filters,
     with_json,
@@ -27,7 +25,6 @@ from ..terminal import say, show_lines
 if TYPE_CHECKING:
     from ...errors import LockUnavailable
     from ...inspection.locks import Found
-    from ...servers.server import Server
 
 #: A task, a node, and an age in seconds.
 _Filters: TypeAlias = "tuple[str | None, str | None, float]"
@@ -68,27 +65,26 @@ def break_(
     It takes only the locks that it showed. A run that acquires one in the meantime keeps it.
     """
     filters = (task, node, older)
-    with _where(app, naming, filters, all_) as server:
-        found, nobody = _to_break(app, naming, filters, server)
-        if not drop_waiting:
-            found = [each for each in found if each.state not in (*AWAITED, "without its lock")]
-        held = [each for each in found if each.token is not None]
-        if not held and not (drop_waiting and any(each.waiting for each in found)):
-            raise problem(f"no such lock: {nobody}")
-        if not force:
-            dropping = ", and drop the tasks that waited" if drop_waiting else ""
-            _confirm(found, f"Break {count_of(len(held))}{dropping}?")
-        tell = None if as_json else _tell_broken
-        done = _carry_out(app, held, found if drop_waiting else (), tell)
-        if as_json:
-            broken = [each.to_dict() for each in done.broken]
-            print_json({"broken": broken, "dropped": done.dropped, **done.failed()})
-        elif drop_waiting and (done.dropped or done.trouble is None):
-            click.echo(f"dropped {done.dropped} that waited")
-        elif waiting := sum({each.name: each.waiting for each in done.broken}.values()):
-            click.echo(f"{waiting} still waiting: the next one is published")
-        if done.trouble is not None:
-            raise done.trouble
+    found, nobody = _to_break(app, naming, filters, all_)
+    if not drop_waiting:
+        found = [each for each in found if each.state not in (*AWAITED, "without its lock")]
+    held = [each for each in found if each.token is not None]
+    if not held and not (drop_waiting and any(each.waiting for each in found)):
+        raise problem(f"no such lock: {nobody}")
+    if not force:
+        dropping = ", and drop the tasks that waited" if drop_waiting else ""
+        _confirm(found, f"Break {count_of(len(held))}{dropping}?")
+    tell = None if as_json else _tell_broken
+    done = _carry_out(app, held, found if drop_waiting else (), tell)
+    if as_json:
+        broken = [each.to_dict() for each in done.broken]
+        print_json({"broken": broken, "dropped": done.dropped, **done.failed()})
+    elif drop_waiting and (done.dropped or done.trouble is None):
+        click.echo(f"dropped {done.dropped} that waited")
+    elif waiting := sum({each.name: each.waiting for each in done.broken}.values()):
+        click.echo(f"{waiting} still waiting: the next one is published")
+    if done.trouble is not None:
+        raise done.trouble
     if len(done.broken) < len(held):
         raise click.exceptions.Exit(1)
 
@@ -135,27 +131,13 @@ def _carry_out(
     return done
 
 
-@contextlib.contextmanager
-def _where(app: Any, naming: Naming, filters: _Filters, all_: bool) -> Iterator[Server | None]:
-    """If the user means all locks with something in common: the server, but for those of its nodes
-    that do not answer. None if the user means one lock.
-    """
-    if not _many(naming, filters, all_):
-        yield None
-        return
-    with those_that_answer(app, "broken or dropped") as server:
-        yield server
-
-
-def _to_break(
-    app: Any, naming: Naming, filters: _Filters, server: Server | None
-) -> tuple[list[Found], str]:
+def _to_break(app: Any, naming: Naming, filters: _Filters, all_: bool) -> tuple[list[Found], str]:
     """The locks that the user means, and the error text for when nobody holds them."""
     from ...inspection.locks import chosen, snapshot
     from ...operations import to_break
     from ..pick import meant_by, nothing_called, require_task
 
-    if server is None:
+    if not _many(naming, filters, all_):
         meant = naming.locate(app)
         found = meant_by(app, meant)
         if found and all(each.state == "suspended" for each in found):
@@ -166,7 +148,7 @@ def _to_break(
             raise nothing_called(app, naming.text)
         return found, f"nobody holds {meant.key}"
     task, node, older = filters
-    every = snapshot(app, server)
+    every = snapshot(app)
     require_task(app, naming.target or task, chosen(every, naming.target or task))
     found = to_break(every, naming.target or task, node, older)
     return found, f"{one_line(naming.target)} holds no lock" if naming.target else "none matches"
@@ -219,19 +201,18 @@ def drop_waiting(
     The holders keep their locks. What waits in a pool slot is not dropped: revoke it.
     """
     filters = (task, None, 0.0)
-    with _where(app, naming, filters, all_) as server:
-        found, _ = _to_break(app, naming, filters, server)
-        found = [each for each in found if each.waiting]
-        if not found:
-            raise problem("no task waits there")
-        if not force:
-            where = count_of(len({each.name for each in found}))
-            _confirm(found, f"Drop the tasks that waited for {where}?")
-        done = _carry_out(app, (), found)
-        if as_json:
-            shown = [each.to_dict() for each in found]
-            print_json({"dropped": done.dropped, "locks": shown, **done.failed()})
-        elif done.dropped or done.trouble is None:
-            click.echo(f"dropped {done.dropped} that waited")
-        if done.trouble is not None:
-            raise done.trouble
+    found, _ = _to_break(app, naming, filters, all_)
+    found = [each for each in found if each.waiting]
+    if not found:
+        raise problem("no task waits there")
+    if not force:
+        where = count_of(len({each.name for each in found}))
+        _confirm(found, f"Drop the tasks that waited for {where}?")
+    done = _carry_out(app, (), found)
+    if as_json:
+        shown = [each.to_dict() for each in found]
+        print_json({"dropped": done.dropped, "locks": shown, **done.failed()})
+    elif done.dropped or done.trouble is None:
+        click.echo(f"dropped {done.dropped} that waited")
+    if done.trouble is not None:
+        raise done.trouble

@@ -16,7 +16,6 @@ from ..command import (
     duration,
     print_json,
     problem,
-    those_that_answer,
     with_app,
     with_json,
     with_lock_or_filters,
@@ -26,7 +25,6 @@ from ..terminal import grid, say, show_lines
 
 if TYPE_CHECKING:
     from ...inspection.history import PastRun
-    from ...servers.server import Server
 
 #: How many runs are shown, if the user names neither a number nor a time.
 SHOWN: Final = 20
@@ -79,25 +77,22 @@ def history(
             raise problem("--skips takes a task and no arguments: duplicates are counted by task")
         if since or ended or limit:
             raise problem("--skips shows all of 48 hours: it takes no --since, --ended or --limit")
-        with those_that_answer(app) as server:
-            _show_skips(app, server, naming.target or None, as_json)
+        _show_skips(app, naming.target or None, as_json)
         return
-    with those_that_answer(app) as server:
-        began = time.time() - since if since else None
-        most = limit or (None if since else SHOWN)
-        runs, is_one_lock = _found(app, server, naming, began, ended, most)
-        shown = runs[:most]
-        if as_json:
-            print_json([run.to_dict() for run in shown])
-        elif shown:
-            _show_table(shown, is_one_lock, wide)
-        is_counted = bool(is_one_lock or since or ended)
-        click.echo(_summary(shown, len(runs) - len(shown), is_counted), err=as_json)
+    began = time.time() - since if since else None
+    most = limit or (None if since else SHOWN)
+    runs, is_one_lock = _found(app, naming, began, ended, most)
+    shown = runs[:most]
+    if as_json:
+        print_json([run.to_dict() for run in shown])
+    elif shown:
+        _show_table(shown, is_one_lock, wide)
+    is_counted = bool(is_one_lock or since or ended)
+    click.echo(_summary(shown, len(runs) - len(shown), is_counted), err=as_json)
 
 
 def _found(
     app: Any,
-    server: Server,
     naming: Naming,
     since: float | None,
     ended: tuple[str, ...],
@@ -112,18 +107,18 @@ def _found(
     from ..pick import nothing_called, pick_past
 
     target = naming.target
-    whole: dict[str, Any] = {"since": since, "ended": ended, "running": True, "server": server}
+    whole: dict[str, Any] = {"since": since, "ended": ended, "running": True}
     limit = None if since or ended or most is None else most + 1
     if not target and not naming.has_arguments:
         return history(app, **whole, limit=limit), False
     if naming.has_arguments or name_of(app_locks(app).prefix, target) is not None:
         return history(app, name=naming.locate(app).keys.name, **whole), True
-    if history(app, task=target, limit=1, running=True, server=server):
+    if history(app, task=target, limit=1, running=True):
         return history(app, task=target, **whole, limit=limit), False
-    name = pick_past(app, naming.text, server)
+    name = pick_past(app, naming.text)
     runs = history(app, name=name, **whole)
     is_known = bool(runs) or target in app.tasks
-    if not is_known and not history(app, name=name, limit=1, running=True, server=server):
+    if not is_known and not history(app, name=name, limit=1, running=True):
         show_lines([str(nothing_called(app, naming.text))], err=True)
     return runs, True
 
@@ -155,10 +150,10 @@ def _show_table(runs: Sequence[PastRun], is_one_lock: bool, wide: bool) -> None:
 # -- skips by the hour ------------------------------------------------------------------------
 
 
-def _show_skips(app: Any, server: Server, task: str | None, as_json: bool) -> None:
+def _show_skips(app: Any, task: str | None, as_json: bool) -> None:
     from ...inspection.history import HOURS, OUTSIDE, turned_away
 
-    tasks = turned_away(app, task=task, server=server)
+    tasks = turned_away(app, task=task)
     if as_json:
         hours = [(task, *each) for task, counts in tasks.items() for each in counts.items()]
         print_json([{"task": task, "hour": hour, "turned_away": n} for task, hour, n in hours])

@@ -13,7 +13,6 @@ from ..command import (
     print_json,
     problem,
     task_names,
-    those_that_answer,
     with_app,
     with_args,
     with_filters,
@@ -90,27 +89,26 @@ def list_(
 
     if by_task and (queues or wide):
         raise problem("--by-task counts the locks: it takes no --queues and no --wide")
-    with those_that_answer(app) as server:
-        every, rooms = with_rooms(app, server, of_taken=int(by_task))
-        require_task(app, task, chosen(every, task))
-        # What waits for a lock may be of another task than what holds it.
-        found = in_order(chosen(every, None if by_task else task, node, older), sort, reverse)
-        found = [each for each in found if not states or each.state in states]
-        all_ = all_ or "broken" in states
-        listed = found if all_ else [each for each in found if each.state != "broken"]
-        if by_task:
-            _show_tasks(listed, rooms, task, limit, as_json)
-            return
-        shown = (found if as_json else listed)[:limit]
-        shown = _with_depths(app, shown) if queues else shown
-        if as_json:
-            print_json([each.to_dict() for each in shown])
-            return
-        for each in suspensions(app, server):
-            say(suspended(each))
-        show_lines(locks_table(shown, wide, colors=True))
-        more = f", the first {len(shown)} shown" if len(shown) < len(listed) else ""
-        click.echo(f"{summary(found, all_)}{more}")
+    every, rooms = with_rooms(app, of_taken=int(by_task))
+    require_task(app, task, chosen(every, task))
+    # What waits for a lock may be of another task than what holds it.
+    found = in_order(chosen(every, None if by_task else task, node, older), sort, reverse)
+    found = [each for each in found if not states or each.state in states]
+    all_ = all_ or "broken" in states
+    listed = found if all_ else [each for each in found if each.state != "broken"]
+    if by_task:
+        _show_tasks(listed, rooms, task, limit, as_json)
+        return
+    shown = (found if as_json else listed)[:limit]
+    shown = _with_depths(app, shown) if queues else shown
+    if as_json:
+        print_json([each.to_dict() for each in shown])
+        return
+    for each in suspensions(app):
+        say(suspended(each))
+    show_lines(locks_table(shown, wide, colors=True))
+    more = f", the first {len(shown)} shown" if len(shown) < len(listed) else ""
+    click.echo(f"{summary(found, all_)}{more}")
 
 
 def _with_depths(app: Any, found: list[Found]) -> list[Found]:

@@ -20,7 +20,7 @@ TRIPS: Final = 20
 
 class Checkup:
     """What the checks look at. Each part is read once. A `server` in place of the app's is one of
-    its Redis servers, or those that answer.
+    its Redis servers.
     """
 
     def __init__(self, app: Any, server: Server | None = None) -> None:
@@ -56,7 +56,7 @@ class Checkup:
 
     @cached_property
     def survey(self) -> list[Found]:
-        return snapshot(self.app, self.server)
+        return snapshot(self.app)
 
 
 Check = Callable[[Checkup], Iterator[Finding]]

@@ -9,7 +9,7 @@ import dataclasses
 from typing import Any, Final
 
 from ...errors import LockUnavailable
-from ...servers.looking import away
+from ...servers.looking import reach
 from . import keys, rights, runs, server, suspensions, tasks, workers
 from .checkup import Check, Checkup
 from .finding import OK, UNKNOWN, Finding
@@ -33,11 +33,6 @@ OF_SERVER: Final[dict[str, Check]] = {
     "not taken": keys.check_untaken,
     "suspended": suspensions.check_suspended,
     "runs": runs.check_runs,
-}
-#: The checks that make sense for a part of the servers.
-OF_A_PART: Final[dict[str, Check]] = {
-    "cluster": server.check_cluster,
-    "workers": workers.check_lost_of_some,
 }
 #: The checks that read only settings.
 OF_SETTINGS: Final[dict[str, Check]] = {
@@ -66,16 +61,12 @@ def examine(app: Any, with_workers: bool = False) -> list[tuple[str, Finding]]:
 
 
 def _of_server(checkup: Checkup, with_workers: bool) -> list[tuple[str, Finding]]:
-    """What the lock server is found to be, and the runs. If a part of it is away: what the others
-    have.
-    """
+    """What the lock server is found to be, and the runs, if no part of it is away."""
     try:
-        wrong = away(checkup.server)
-    except LockUnavailable:
-        return []  # what is said of each server says so
-    if wrong:
-        checkup.server = checkup.server.without(wrong)
-        return _run(OF_A_PART, checkup)
+        for shard in checkup.server.shards().values():
+            reach(shard)
+    except LockUnavailable:  # what is said of each server says so
+        return _run({"cluster": server.check_cluster}, checkup)
     of_runs: Check = workers.check_workers if with_workers else workers.check_lost
     return _run({**OF_SERVER, "workers": of_runs}, checkup)
 

@@ -19,7 +19,7 @@ _Last: TypeAlias = Mapping[str, Sequence[PastRun]]
 
 def check_runs(checkup: Checkup) -> Iterator[Finding]:
     """Whether the last runs of a task all lost their lock, or it is skipped for hours."""
-    last = last_runs(checkup.app, IN_A_ROW, server=checkup.server)
+    last = last_runs(checkup.app, IN_A_ROW)
     findings = [*_losing(last), *_skipped(checkup, last)]
     yield from findings or [Finding(OK, "no task loses its lock, or is skipped, again and again")]
 
@@ -37,7 +37,7 @@ def _losing(last: _Last) -> Iterator[Finding]:
 
 def _skipped(checkup: Checkup, last: _Last) -> Iterator[Finding]:
     patience = {task.name: task.lock_options.warn_after for task in checkup.tasks}
-    for task, by_hour in turned_away(checkup.app, server=checkup.server).items():
+    for task, by_hour in turned_away(checkup.app).items():
         since = _since(last.get(task, ()))
         counts = [count for hour, count in by_hour.items() if hour >= since]
         enough = max(IN_A_ROW, patience.get(task, 0.0) / 3600)

@@ -12,7 +12,7 @@ from .finding import OK, WARNING, Finding
 
 def check_suspended(checkup: Checkup) -> Iterator[Finding]:
     """Whether an operator keeps runs from beginning."""
-    found = suspensions(checkup.app, checkup.server)
+    found = suspensions(checkup.app)
     for each in found:
         kept = {row.name: row.waiting for row in checkup.survey if row.suspension == each}
         waiting = sum(kept.values())

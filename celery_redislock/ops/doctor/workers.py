@@ -55,15 +55,6 @@ def check_lost(checkup: Checkup) -> Iterator[Finding]:
         yield from _lost(checkup.survey)
 
 
-def check_lost_of_some(checkup: Checkup) -> Iterator[Finding]:
-    """The same while a part of the lock server is away. What workers hold may be there."""
-    yield from check_lost(checkup)
-    yield Finding(
-        UNKNOWN, "a part of the lock server is away: what is there is not known",
-        "run doctor again when all of it answers",
-    )  # fmt: skip
-
-
 def _lost(found: list[Found]) -> Iterator[Finding]:
     for each in found:
         if each.state == "without its lock":
@@ -196,7 +187,7 @@ def _compare(checkup: Checkup, apart: Collection[str]) -> Compared:
         for report in reports
         if isinstance(report, dict) and report.get("task_id")
     }
-    found = snapshot(checkup.app, checkup.server)
+    found = snapshot(checkup.app)
     without = [each for each in found if each.state == "without its lock"]
     known = {(each.name, each.holder.task_id) for each in without if each.holder is not None}
     held = {

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
 
 from celery_redislock import LockUnavailable, RedisLock
 from celery_redislock.operations import list_locks
 from tests.support.clusters import ClusterSet
-from tests.support.looking import client_of, end, lock_of, make_app, park, run, take, told
+from tests.support.looking import end, make_app, park, run, take, told
 from tests.support.waiting import eventually
 
 #: So many locks are on all nodes.
@@ -47,44 +46,21 @@ def test_runs_of_all_locks_are_in_the_history(app):
     assert result.output.count("succeeded") == len(LABELS)
 
 
-def test_while_a_node_is_away_what_the_others_have_is_shown_and_the_node_is_named(label):
+def test_while_a_node_is_away_it_is_named_and_each_lock_of_the_others_is_shown(label):
     with ClusterSet(primaries=3, replicas=0) as own:
         app = make_app(own.url, label, redislock_history=50)
-        held = {each: take(app, "sync", each).key for each in LABELS}
-        hour = int(time.time() // 3600)
-        for each in LABELS:
-            run_of_it = take(app, "report", each, history=True, turned_away=1)
-            end(app, run_of_it)
-            client_of(app).hset(f"{run_of_it.bucket}:turned", "report", f"{hour}:1;")
-        keys = {each: lock_of(app, "report", each).key for each in LABELS}
-        dead = own.primary_of(keys[LABELS[0]])
-        there = [each for each in LABELS if own.primary_of(keys[each]) is not dead]
-        locks = {key for key in held.values() if own.primary_of(key) is not dead}
+        keys = {take(app, "sync", each).key for each in LABELS}
+        dead = own.primary_of(next(iter(keys)))
+        there = next(key for key in keys if own.primary_of(key) is not dead)
         dead.kill()
-        listed = run(app, "list", "--json")
-        runs = run(app, "history", "report", "--json")
-        skips = run(app, "history", "--skips", "--json")
-        assert {each["key"] for each in json.loads(listed.stdout)} == locks
-        shown = json.loads(runs.stdout)
-        assert {each["task_id"] for each in shown} == {f"id-of-{each}" for each in there}
-        assert {each["how"] for each in shown} == {"succeeded"}
-        (counted,) = json.loads(skips.stdout)
-        assert counted["turned_away"] == len(there)
-        for result in (listed, runs, skips):
+        for command in (["list"], ["history"], ["history", "--skips"], ["break", "--all"]):
+            result = run(app, *command)
             assert result.exit_code == 1
-            assert f"127.0.0.1:{dead.port} does not answer: " in result.stderr
-
-        broken = run(app, "break", "--all", "--force", "--json")
-        assert {each["key"] for each in json.loads(broken.stdout)["broken"]} == locks
-        assert broken.exit_code == 1
-        left_out = f"what some nodes have is not broken or dropped: 127.0.0.1:{dead.port} does not"
-        assert left_out in broken.stderr
-        nothing = run(app, "break", "--all", "--force")
-        assert f"no such lock: none matches; {left_out}" in nothing.stderr
-
-        for node in own.nodes:
-            node.kill()
-        assert "the lock server does not answer" in run(app, "history").stderr
+            assert result.stdout == ""
+            assert "the lock server does not answer" in result.stderr
+            assert f"127.0.0.1:{dead.port}" in result.stderr
+        assert run(app, "show", there).exit_code == 0
+        assert run(app, "break", "--force", there).exit_code == 0
 
 
 def test_a_cluster_with_slots_that_no_node_has_is_not_shown_as_empty(label):
@@ -92,7 +68,6 @@ def test_a_cluster_with_slots_that_no_node_has_is_not_shown_as_empty(label):
         app = make_app(own.url, label, redislock_history=50)
         keys = {take(app, "sync", each).key for each in LABELS}
         node = own.primary_of(next(iter(keys)))
-        there = {key for key in keys if own.primary_of(key) is not node}
         ((first, last, _),) = [each for each in own.ranges(node) if each[2] == node.port]
         # The owner first: else it tells the others again that it has them.
         for each in sorted(own.nodes, key=lambda each: each is not node):
@@ -109,9 +84,7 @@ def test_a_cluster_with_slots_that_no_node_has_is_not_shown_as_empty(label):
         for command in ("list", "history"):
             shown = run(app, command, "--json")
             assert shown.exit_code == 1
-            assert f"{last + 1 - first} hash slots have no node" in shown.stderr
-            if command == "list":
-                assert {each["key"] for each in json.loads(shown.stdout)} == there
+            assert "no node" in shown.stderr
         with pytest.raises(LockUnavailable, match="hash slots have no node"):
             list_locks(app)
 

@@ -515,27 +515,17 @@ def test_a_cluster_is_shown_with_its_nodes(cluster, doctor):
     assert len(timed) == 1 or all(host in " ".join(timed) for host in hosts)
 
 
-def test_while_a_node_of_a_cluster_is_away_it_is_named_and_so_is_a_run_without_its_lock(
-    doctor, label
-):
+def test_while_a_node_of_a_cluster_is_away_it_is_named(doctor):
     with ClusterSet(primaries=2, replicas=0) as own:
-        app = make_app(own.url, label)
-        lock = take(app, "sync", "a")
-        runs_without(app, lock)
-        client_of(app).delete(lock.key)
-        alive = own.primary_of(lock.key)
-        (dead,) = {*own.nodes} - {alive}
+        dead, alive = own.nodes
         dead.kill()
-
-        for arguments in ((), ("--workers",)):
-            found = doctor(own.url, 1, arguments)
-            ((level, what),) = [each for each in found["server"] if str(dead.port) in each[1]]
-            assert level == "error"
-            assert what.startswith(f"127.0.0.1:{dead.port}: does not answer")
-            assert any(what.startswith(f"127.0.0.1:{alive.port}") for _, what in found["clock"])
-            assert "runs on without" in found["workers"][0][1]
-            away = "a part of the lock server is away: what is there is not known"
-            assert found["workers"][1:] == [("unknown", away)]
+        found = doctor(own.url, 1)
+        ((level, what),) = [each for each in found["server"] if str(dead.port) in each[1]]
+        assert level == "error"
+        assert what.startswith(f"127.0.0.1:{dead.port}: does not answer")
+        assert any(what.startswith(f"127.0.0.1:{alive.port}") for _, what in found["clock"])
+        assert len(found["cluster"]) == 2
+        assert "workers" not in found
 
 
 def test_a_quorum_is_examined_as_long_as_a_majority_answers(three_servers, doctor, label):
