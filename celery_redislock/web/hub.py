@@ -19,8 +19,8 @@ from ..inspection.why import why
 from ..protocol.holders import one_line
 from ..protocol.log import get_logger
 from .look import Seen, look, look_at, look_back
-from .past import Past
-from .present import Present
+from .past import Past, Run
+from .present import Row, rows_of
 
 logger = get_logger()
 
@@ -43,7 +43,9 @@ class Hub:
         self._every = every
         self._about = {"every": every, **actions, **_about(known)}
         self._past = Past(known.history)
-        self._present = Present(self._past.usual)
+        #: What was told: rows by their keys, runs by their ids.
+        self._rows: dict[str, Row] = {}
+        self._runs: dict[str, Run] = {}
         #: The queues in which messages have waited for a while, as `queues.InQueue` has them.
         self._queues: list[dict[str, Any]] = []
         #: What is told of all locks together, as of the last look.
@@ -88,8 +90,8 @@ class Hub:
             "about": self._about,
             "looked": self._looked,
             "trouble": self._trouble,
-            "rows": self._present.rows(),
-            "runs": self._past.runs(),
+            "rows": [*self._rows.values()],
+            "runs": [*self._runs.values()],
             **self._overall,
         }
 
@@ -188,10 +190,11 @@ class Hub:
 
     def _take_in(self, seen: Seen) -> None:
         self._trouble, self._looked = "", True
-        change = self._present.update(seen)
-        self._overall = self._all_together(seen)
-        past = self._past.take_changes()
-        self._note({"trouble": "", **change.to_dict(), **past, **self._overall})
+        rows, runs = rows_of(seen, self._past.usual, self._rows), self._past.runs
+        change = {"rows": _new(self._rows, rows), "gone": [*(self._rows.keys() - rows.keys())]}
+        past = {"runs": _new(self._runs, runs), "dropped": [*(self._runs.keys() - runs.keys())]}
+        self._rows, self._runs, self._overall = rows, runs, self._all_together(seen)
+        self._note({"trouble": "", **change, **past, **self._overall})
 
     def _all_together(self, seen: Seen) -> dict[str, Any]:
         return {
@@ -199,8 +202,12 @@ class Hub:
             "kept_since": self._past.kept_since(seen),
             "suspended": seen.suspended,
             "queues": self._queues,
-            "unread": [each for each in self._queues if not each["is_read"]],
         }
+
+
+def _new(before: dict[str, Row], now: dict[str, Row]) -> list[Row]:
+    """What is new or has changed."""
+    return [each for id_, each in now.items() if before.get(id_) != each]
 
 
 def _about(known: About) -> dict[str, Any]:

@@ -25,8 +25,6 @@ MOST: Final = 3000
 #: From how many runs on it is known how long those of a lock, and those of a task, usually take;
 #: and how many of the last ones tell it.
 OF_LOCK, OF_TASK, LAST = 5, 10, 30
-#: The fields of a run.
-SHOWN: Final = ("task", "task_id", "attempt", "node", "pid", "fence", "label", "turned_away")
 
 
 class Past:
@@ -34,11 +32,9 @@ class Past:
 
     def __init__(self, kept: int) -> None:
         self._kept = kept
-        self._runs: dict[str, Run] = {}
-        #: Runs that ended since the history was read: how they did is not read yet.
-        self._unread: dict[str, Run] = {}
-        self._going_on: dict[str, Found] = {}
-        self._told: dict[str, Run] = {}
+        self.runs: dict[str, Run] = {}
+        self._going_on: set[str] = set()
+        self._has_ended = False  # since the history was read
         #: Seconds that a run usually takes, by the name of its lock, and by that of its task.
         self._of_locks: dict[str, float] = {}
         self._of_tasks: dict[str, float] = {}
@@ -47,39 +43,32 @@ class Past:
         #: Since when all runs are shown: there may be more than `MOST`.
         self._all_since = float("-inf")
 
-    def runs(self) -> list[Run]:
-        return [*self._told.values()]
-
     def take_in(self, seen: Seen) -> bool:
-        """Take in who has the locks now. Returns whether runs have ended that were not read in the
-        history yet.
+        """Take in who has the locks now. Returns whether a run has ended since the history was
+        read.
         """
         going_on = {
-            _id(each.name, each.holder.fence): each
+            _id(each.name, each.holder.fence)
             for each in seen.found
             if each.state in GOING_ON and each.holder is not None
         }
-        ended = {id_: each for id_, each in self._going_on.items() if id_ not in going_on}
+        self._has_ended |= not self._going_on <= going_on
         self._going_on = going_on
-        next_in = {each.key: _began(each) for each in going_on.values()}
-        for id_, each in ended.items():
-            times = {"began": _began(each) or seen.now, "ended": next_in.get(each.key) or seen.now}
-            self._unread[id_] = {"id": id_, **_shown(each), **times}
-        return bool(self._unread)
+        return self._has_ended
 
     def remember(self, runs: Sequence[PastRun], now: float) -> None:
         """Take in all runs of the history, the latest first."""
         recent = [run for run in runs if (run.ended or run.began) > now - WINDOW]
         self._all_since = recent[MOST - 1].began if len(recent) > MOST else float("-inf")
-        self._runs = {run["id"]: run for run in map(_as_run, recent[:MOST])}
-        self._unread = {}
+        self.runs = {run["id"]: run for run in map(_as_run, recent[:MOST])}
+        self._has_ended = False
         self._of_locks = dict(_usual(((run.name, run) for run in runs), OF_LOCK))
         self._of_tasks = dict(_usual(((run.task or "", run) for run in runs), OF_TASK))
         self._since = self._known_since(runs)
 
     def give_up(self) -> None:
         """The history cannot be read."""
-        self._unread = {}
+        self._has_ended = False
 
     def usual(self, slot: Found) -> float | None:
         """How many seconds a run of this lock usually takes, or of its task; None if not known."""
@@ -102,42 +91,25 @@ class Past:
     def kept_since(self, seen: Seen) -> dict[str, float]:
         """By the lock's name, since when all its runs are shown, if that is within the window."""
         since = defaultdict[str, float](lambda: self._all_since)
-        lists = [(each["name"], each["key"], each.get("task")) for each in self._runs.values()]
+        lists = [(each["name"], each["key"], each.get("task")) for each in self.runs.values()]
         lists += [(each.name, each.key, each.holder and each.holder.task) for each in seen.found]
         for name, key, task in lists:
             kept = self._since.get((_bucket(key), task), float("-inf"))
             since[name] = max(since[name], kept)
         return {name: at for name, at in since.items() if at > seen.now - WINDOW}
 
-    def take_changes(self) -> dict[str, Any]:
-        """The runs that are new or changed since the last call, and the ids of those dropped."""
-        before, self._told = self._told, {**self._unread, **self._runs}
-        return {
-            "runs": [run for id_, run in self._told.items() if before.get(id_) != run],
-            "dropped": [*(before.keys() - self._told.keys())],
-        }
-
 
 def _id(name: str, fence: int | None) -> str:
     return f"{fence}:{name}"
-
-
-def _began(slot: Found) -> float | None:
-    return None if slot.holder is None else slot.holder.acquired_at
 
 
 def _bucket(key: str) -> str:
     return key.partition("}:")[0]
 
 
-def _shown(of: Found | PastRun) -> Run:
-    told = {k: v for k, v in of.to_dict().items() if k in SHOWN and v}
-    return {"name": of.name, "key": of.key, **told}
-
-
 def _as_run(run: PastRun) -> Run:
-    times = {"began": run.began} if run.ended is None else {"began": run.began, "ended": run.ended}
-    return {"id": _id(run.name, run.fence), **_shown(run), **times, "how": run.how}
+    told = {name: value for name, value in run.to_dict().items() if value}
+    return {"id": _id(run.name, run.fence), **told}
 
 
 def _usual(runs: Iterable[tuple[str, PastRun]], fewest: int) -> Iterator[tuple[str, float]]:

@@ -154,7 +154,7 @@ function slot(row, model, now) {
     Since: since && clock(since), Usually: row.usual && units(row.usual), "Warns after": warn && units(warn),
     Queue: depthOf(row, model), Fence: row.fence, "Replaced by": row.replaced_by, "Broken by": row.broken_by, "Lost because": row.lost_because };
   const shown = Object.entries(facts).filter(([, value]) => value !== undefined && value !== null && value !== "");
-  return h("div.slot", { key: row.id },
+  return h("div.slot", { key: row.key },
     h("div.line", {}, stateOf(row, now), h("span", {}, since === undefined ? "" : `for ${units(now - since)}`), leaseOf(row, now),
       h("span.trouble", {}, told(row, model, now)),
       h("span.buttons", {}, action("End the run …", mayBreak && isHeld(row) && row.task_id, () => askToEnd(row, about)),

@@ -16,13 +16,17 @@ export class Model {
   asOf = null; // when the last look was
   away = null; // how many calls were skipped or refused, and since when
   queues = []; // those in which messages have waited for a while
-  unread = []; // those of them that nobody reads
   suspended = []; // what operators keep from running
   #keptSince = {}; // by lock, since when all its runs are kept, if it is lately
   #offset = null;
   #locks = new Map();
   #lanes = new Map();
   #groupedAt = -1;
+
+  // The queues that nobody reads.
+  get unread() {
+    return this.queues.filter((each) => !each.is_read);
+  }
 
   // Whether what it says is so now.
   get live() {
@@ -53,17 +57,12 @@ export class Model {
       this.looked = message.looked;
     }
     if (message.trouble === "") this.looked = true;
-    for (const row of message.rows ?? []) this.rows.set(row.id, row);
-    for (const [id, end] of Object.entries(message.leases ?? {})) {
-      const row = this.rows.get(Number(id));
-      if (row) row.expires_at = end;
-    }
-    for (const id of message.gone ?? []) this.rows.delete(id);
+    for (const row of message.rows ?? []) this.rows.set(row.key, row);
+    for (const key of message.gone ?? []) this.rows.delete(key);
     for (const run of message.runs ?? []) this.runs.set(run.id, run);
     for (const id of message.dropped ?? []) this.runs.delete(id);
     this.#keptSince = message.kept_since ?? this.#keptSince;
     this.queues = message.queues ?? this.queues;
-    this.unread = message.unread ?? this.unread;
     this.suspended = message.suspended ?? this.suspended;
     if (message.away !== undefined) this.away = message.away;
     if (message.trouble !== undefined) this.trouble = message.trouble;
@@ -131,7 +130,7 @@ export class Model {
       found.push({ ...row, kind: "run", id, began: row.acquired_at, how: row.state === "without its lock" ? "lost" : undefined });
     }
     const kept = row.state === "queued" ? row.acquired_at : run?.ended;
-    if (KEPT.includes(row.state) && kept) found.push({ ...row, kind: "kept", id: `kept ${row.id}`, began: kept, turned_away: 0 });
+    if (KEPT.includes(row.state) && kept) found.push({ ...row, kind: "kept", id: `kept ${row.key}`, began: kept, turned_away: 0 });
     for (const each of row.next ?? []) if (each.since) found.push({ kind: "wait", name: row.name, ...each, id: `${each.task_id} waits for ${row.name}`, began: each.since });
     return found;
   }

@@ -37,7 +37,7 @@ export class Rows {
     const worst = (rows) => rows.map((row) => ({ row, rank: rankOf(row, this.#model, now), away: this.#model.awayOf(row.name) })).sort(by)[0];
     const found = [...this.#model.locks().values()].filter((rows) => rows.some(matches)).map(worst);
     const entries = grouped ? gathered(found) : found;
-    entries.sort((a, b) => by(a, b) || a.row.id - b.row.id);
+    entries.sort((a, b) => by(a, b) || (a.row.key < b.row.key ? -1 : 1));
     const pages = Math.max(Math.ceil(entries.length / PER_PAGE), 1);
     const at = Math.min(Math.max(page, 0), pages - 1);
     this.#shown = entries.slice(at * PER_PAGE, (at + 1) * PER_PAGE);
@@ -144,14 +144,14 @@ export function about(each) {
 
 // The lease: a bar that drains until the heartbeat extends it.
 export function leaseOf(row, now) {
-  if (row.expires_at === undefined || row.lease === undefined) {
+  if (row.expires_at === undefined) {
     const broken = row.broken_by ? `by ${plain(row.broken_by)}` : "";
     return h("div.leased", {}, h("span.lease", { hidden: true }), h("span.left", {}, wrapped(row.state === "foreign" ? "for ever" : broken)));
   }
   const left = Math.max(row.expires_at - now, 0), silent = silence(row, now);
-  const share = Math.min(left / (row.lease || left || 1), 1);
+  const lease = row.ttl ?? row.expires_at - (row.acquired_at ?? now), share = Math.min(left / (lease || 1), 1);
   return h("div.leased", { title: `expires in ${units(left)} unless its holder extends it` },
-    h("span.lease", { role: "meter", "aria-label": "lease", "aria-valuemin": 0, "aria-valuemax": Math.round(row.lease),
+    h("span.lease", { role: "meter", "aria-label": "lease", "aria-valuemin": 0, "aria-valuemax": Math.round(lease),
       "aria-valuenow": Math.round(left), "data-low": silent > 0 }, h("span.fill", { style: { transform: `scaleX(${share.toFixed(3)})` } })),
     h("span.left", { "data-silent": silent > 0 }, silent ? `no heartbeat for ${units(silent)}` : units(left)));
 }

@@ -7,7 +7,7 @@ const MOST_WAITS = 4, MOST_ROWS = 8;
 export const SPANS = { "1 min": [60, 10], "5 min": [300, 60], "15 min": [900, 120] };
 // How a run ended: the sign in its bar, and what it means. No two have the same colour and sign.
 const ENDS = { running: ["", "runs"], succeeded: ["", "succeeded"], retried: ["", "is tried again"], replaced: ["»", "replaced by a newer one"],
-  released: ["", "released"], ignored: ["–", "ignored"], "not run": ["°", "did not run"], ended: ["…", "ended; how is being read"],
+  released: ["", "released"], ignored: ["–", "ignored"], "not run": ["°", "did not run"],
   failed: ["×", "failed"], rejected: ["«", "rejected"], died: ["†", "its process died"], terminated: ["‡", "its worker ended it"],
   lost: ["!", "lost its lock"], broken: ["÷", "an operator took its lock"], lapsed: ["?", "nobody released it; when it ended is not kept"] };
 // The other things that are drawn.
@@ -110,7 +110,7 @@ function inRows(items, until, most) {
   return rows;
 }
 
-const endOf = (item) => (item.kind === "run" ? item.how ?? (item.ended === undefined ? "running" : "ended") : item.kind === "wait" ? "waiting" : "kept");
+const endOf = (item) => (item.kind === "run" ? item.how ?? "running" : item.kind === "wait" ? "waiting" : "kept");
 const look = (kind) => (kind === "waiting" || kind === "gap" ? kind : `bar ${kind.replace(" ", "-")}`);
 
 function bar(item, { x, until, drawn }, y, height) {
@@ -144,5 +144,5 @@ export function how(item) {
   if (item.kind === "wait") return "waits for";
   if (item.kind === "kept") return `${item.state} for`;
   if (item.ended === undefined) return item.how === "lost" ? "runs without its lock for" : "runs for";
-  return item.how ? `${plain(item.how)} after` : "ran for";
+  return `${plain(item.how)} after`;
 }

@@ -14,7 +14,7 @@ import pytest
 from celery_redislock.inspection.locks import snapshot
 from celery_redislock.inspection.queues import in_queues
 from celery_redislock.web import hub, look, serve
-from celery_redislock.web.present import Present
+from celery_redislock.web.present import rows_of
 from tests.support.looking import end, make_app, take
 from tests.support.site import Site, messages
 
@@ -43,10 +43,9 @@ def test_a_look_that_takes_its_time_tells_no_lease_again(app, monkeypatch):
         return found
 
     take(app, "sync", "one")
-    present = Present(lambda slot: None)
-    present.update(look.look(app))
+    rows = rows_of(look.look(app), lambda slot: None, {})
     monkeypatch.setattr(look, "snapshot", slowly)
-    assert present.update(look.look(app)).to_dict() == {}
+    assert rows_of(look.look(app), lambda slot: None, rows) == rows
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /api/locks HTTP/1.1\r\nHost: loc"])

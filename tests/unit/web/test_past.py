@@ -12,7 +12,7 @@ from celery_redislock.protocol.holders import Holder
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.web.look import Seen
 from celery_redislock.web.past import LAST, MOST, OF_LOCK, OF_TASK, WINDOW, Past
-from celery_redislock.web.present import Present
+from celery_redislock.web.present import rows_of
 
 T0 = 1_000_000.0
 #: How many runs a bucket keeps.
@@ -54,68 +54,34 @@ def past():
     return Past(KEPT)
 
 
-def told(past):
-    """What is new: who ran, from when until when, and how that ended; and what is dropped."""
-    changes = past.take_changes()
-    runs = [
-        (run["task_id"], run["began"], run.get("ended"), run.get("how")) for run in changes["runs"]
-    ]
-    return runs, changes["dropped"]
-
-
 # -- the past -----------------------------------------------------------------------------------
 
 
-def test_the_runs_are_those_of_the_history_and_each_is_told_once(past):
+def test_the_runs_are_those_of_the_history(past):
     runs = [kept("x", "b", 2, T0 + 3, T0 + 4, "failed"), kept("x", "a", 1, T0, T0 + 2)]
     past.remember(runs, T0 + 5)
-    assert told(past) == (
-        [("b", T0 + 3, T0 + 4, "failed"), ("a", T0, T0 + 2, "succeeded")],
-        [],
-    )
-    past.remember(runs, T0 + 6)
-    assert told(past) == ([], [])
-    past.remember([dataclasses.replace(runs[0], turned_away=4), runs[1]], T0 + 7)
-    assert [run["turned_away"] for run in past.take_changes()["runs"]] == [4]
+    assert [(id_, run["task_id"], run["how"]) for id_, run in past.runs.items()] == [
+        *(("2:x", "b", "failed"), ("1:x", "a", "succeeded")),
+    ]
     past.remember(runs, T0 + 3.5 + WINDOW)
-    assert told(past)[1] == ["1:x"], "it is too old"
+    assert [*past.runs] == ["2:x"], "the other is too old"
 
 
 def test_when_a_run_lapsed_is_not_told_since_nobody_knows(past):
     past.remember([kept("x", "a", 1, T0, None, "lapsed")], T0 + 5)
-    assert told(past) == ([("a", T0, None, "lapsed")], [])
+    assert "ended" not in past.runs["1:x"]
 
 
 def test_how_a_run_ended_is_asked_of_the_history_which_knows_best(past):
     assert not past.take_in(seen(T0 + 1, found("x", "a", 7)))
     assert past.take_in(seen(T0 + 3)), "the history has something to tell"
-    assert told(past) == ([("a", T0, T0 + 3, None)], [])
     assert past.take_in(seen(T0 + 4)), "it is not read yet"
     past.remember([kept("x", "a", 7, T0, T0 + 2.25, "died")], T0 + 4)
     assert not past.take_in(seen(T0 + 5))
-    assert told(past) == ([("a", T0, T0 + 2.25, "died")], [])
-
-
-def test_a_run_has_ended_when_the_next_one_began(past):
-    past.take_in(seen(T0 + 1, found("x", "a", 7)))
-    past.take_in(seen(T0 + 3, found("x", "b", 8, began=T0 + 2.5)))
-    assert told(past) == ([("a", T0, T0 + 2.5, None)], [])
-
-
-def test_what_only_a_viewer_saw_is_not_kept(past):
-    past.take_in(seen(T0 + 1, found("x", "a", 7)))
-    past.take_in(seen(T0 + 3))
-    told(past)
+    past.take_in(seen(T0 + 6, found("x", "b", 8)))
+    assert past.take_in(seen(T0 + 7))
     past.give_up()
-    assert told(past) == ([], ["7:x"]), "the history cannot be read"
-    past.take_in(seen(T0 + 4, found("x", "b", 8)))
-    past.take_in(seen(T0 + 5))
-    told(past)
-    past.remember([], T0 + 6)
-    assert told(past) == ([], ["8:x"]), "it has none of it"
-    other = Past(KEPT)  # that of another viewer, who came later
-    other.remember([], T0 + 4)
-    assert past.runs() == other.runs() == []
+    assert not past.take_in(seen(T0 + 8)), "the history cannot be read"
 
 
 def test_a_lane_begins_where_the_history_may_have_dropped_older_runs(past):
@@ -151,7 +117,7 @@ def _bucket(name):
 def test_there_is_never_too_much_of_it_and_it_says_since_when_it_is_all():
     past, now = Past(10 * MOST), T0 + WINDOW
     past.remember([kept("x", str(n), n, now - n / 100, now) for n in range(MOST + 100)], now)
-    assert len(past.take_changes()["runs"]) == MOST
+    assert len(past.runs) == MOST
     since = now - (MOST - 1) / 100
     assert past.kept_since(seen(now, found("y", "a"))) == {"x": since, "y": since}
 
@@ -172,37 +138,26 @@ def test_how_long_a_run_usually_takes_is_known_of_its_lock_or_else_of_its_task(p
 # -- the present ------------------------------------------------------------------------------
 
 
-def test_only_what_differs_is_told():
-    present = Present(lambda slot: None)
-    one, two = found("one", "a"), found("two", "b")
-    change = present.update(seen(T0, one, two))
-    assert [row["name"] for row in change.rows] == ["one", "two"]
-    assert change.rows[0]["lease"] == 30.0
-    assert "token" not in change.rows[0]
-    later = [dataclasses.replace(each, **lives(T0 + 1, 29.05)) for each in (one, two)]
-    assert present.update(seen(T0 + 1, *later)) == ([], {}, []), "the same leases"
+def row(slot, before=None, at=T0, first=None):
+    (row,) = rows_of(seen(at, slot, first=first), lambda slot: None, before or {}).values()
+    return row
+
+
+def test_a_row_differs_from_the_one_before_only_if_something_happened():
+    one = found("one", "a")
+    before = {one.key: row(one)}
+    assert "token" not in before[one.key]
+    later = dataclasses.replace(one, **lives(T0 + 1, 29.05))
+    assert row(later, before, T0 + 1) == before[one.key], "the same lease"
     extended = dataclasses.replace(one, **lives(T0 + 2, 29.9))
-    change = present.update(seen(T0 + 2, extended))
-    assert (change.rows, change.leases) == ([], {1: T0 + 31.9})
-    assert change.gone == [2]
-    waits = dataclasses.replace(extended, waiting=1)
-    change = present.update(seen(T0 + 2, waits, first={"one": [{"task_id": "c", "since": T0}]}))
-    assert change.rows[0]["next"] == [{"task_id": "c", "since": T0}]
-    change = present.update(
-        seen(T0 + 2, waits, first={"one": [{"task_id": "c", "since": T0 + 0.1}]})
-    )
-    assert change == ([], {}, []), "since when it waits is known to a tenth of a second"
+    assert row(extended, before, T0 + 2) == {**before[one.key], "expires_at": T0 + 31.9}
+    first = {"one": [{"task_id": "c", "since": T0}]}
+    assert row(one, before, first=first) == {**before[one.key], "next": first["one"]}
 
 
 def test_the_next_holder_has_another_mark_and_none_tells_the_token():
-    present = Present(lambda slot: None)
-    marks = set()
-    for task_id in ("a", "b"):
-        (row,) = present.update(seen(T0, found("x", task_id))).rows
-        assert task_id in row["task_id"]
-        assert "of-" not in row["holder"]
-        marks.add(row["holder"])
-    assert len(marks) == 2
+    marks = [row(found("x", task_id))["holder"] for task_id in ("a", "b")]
+    assert len({*marks}) == 2
+    assert not any("of-" in mark for mark in marks)
     foreign = found("x", "a", token=None, holder=None, state="foreign")
-    (row,) = present.update(seen(T0, foreign)).rows
-    assert "holder" not in row
+    assert "holder" not in row(foreign)

@@ -131,7 +131,7 @@ def test_a_viewer_gets_everything_first_and_then_what_changed(site, app, client)
     assert [row["key"] for row in changed["rows"]] == [other.key]
     end(app, made, "failed", took=2.0)
     gone = next(each for each in viewer if each.get("gone"))
-    assert gone["gone"] == [row["id"]]
+    assert gone["gone"] == [row["key"]]
     (ended,) = next(filter(None, map(runs_that_failed, itertools.chain([gone], viewer))))
     assert (ended["task_id"], round(ended["ended"] - ended["began"], 3)) == ("id-of-one", 2.0)
     viewer.close()
