@@ -4,9 +4,8 @@ written by the scripts that take and release locks.
 
 from __future__ import annotations
 
-import dataclasses
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from redis.exceptions import ResponseError
@@ -15,7 +14,7 @@ from ..app.settings import app_locks
 from ..protocol import past
 from ..protocol.holders import cut
 from ..protocol.keys import in_all_buckets, keys_of_lock_id, lock_keys, runs_of
-from ..protocol.past import Past
+from ..protocol.past import PastRun
 from ..protocol.rooms import pairs_in
 from ..servers.looking import in_batches
 from ..servers.server import Server
@@ -28,38 +27,6 @@ OUTSIDE: Final = "RedisLock"
 HOURS: Final = 48
 #: How many keys are read in one round trip.
 AT_ONCE: Final = 500
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class PastRun:
-    """A run that had a lock."""
-
-    key: str  # the lock's
-    name: str  # the lock's
-    task: str | None  # None for a `RedisLock`
-    task_id: str | None
-    attempt: int  # the task's `retries`
-    node: str | None  # the worker's name, or the host's
-    pid: int | None
-    fence: int
-    label: str | None  # what the task's `lock_label` made of the call
-    began: float  # when the run took the lock: Unix time by the lock server's clock
-    ended: float | None  # when it released the lock; None while it runs, or if the lock lapsed
-    #: "succeeded", "failed", "retried", "ignored", "rejected", "replaced" (by a newer run), "lost"
-    #: (it owned the lock no more; it may go on), "broken" (by an operator), "died" (its process
-    #: did), "terminated" (the worker ended its process), "not run" (the run had the lock, but no
-    #: body ran), "released" (a `RedisLock`), "lapsed" (nobody released it: its worker died or was
-    #: cut off), or "running".
-    how: str
-    turned_away: int  # how many duplicates were skipped or refused because of it
-
-    @property
-    def took(self) -> float | None:
-        """Seconds for which the run had the lock; None if `ended` is None."""
-        return None if self.ended is None else self.ended - self.began
-
-    def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
 
 
 def history(
@@ -103,8 +70,8 @@ def last_runs(app: Any, most: int) -> dict[str, list[PastRun]]:
     lists = [each for each in lists_in(locks.server, locks.prefix) if each[1]]
     runs = _read(locks.server, locks.prefix, lists, most)
     for run in sorted(runs, key=lambda run: -run.began):
-        if run.how != past.RUNNING and run.task is not None:
-            by_task.setdefault(run.task, []).append(run)
+        if run.how != past.RUNNING and run.holder.task is not None:
+            by_task.setdefault(run.holder.task, []).append(run)
     return {task: runs[:most] for task, runs in by_task.items()}
 
 
@@ -141,7 +108,7 @@ def lists_in(server: Server, prefix: str, name: str | None = None) -> list[tuple
 
 def kept_runs(
     server: Server, lists: Iterable[tuple[str, str]], most: int | None = None
-) -> Iterator[Past]:
+) -> Iterator[PastRun]:
     """The runs that are kept in these lists; `most` of the newest of each, None for all."""
     # Read ten runs more: records of other runs may come between those of one run.
     first = 0 if most is None else -past.RECORDS * (most + 10)
@@ -181,7 +148,7 @@ def by_the_hour(server: Server, prefix: str) -> dict[str, dict[int, int]]:
     return counts
 
 
-def running(server: Server, prefix: str, runs: Sequence[Past]) -> dict[int, int]:
+def running(server: Server, prefix: str, runs: Sequence[PastRun]) -> dict[int, int]:
     """The runs among these that still have their locks, by their fences: how many duplicates were
     skipped or refused because of each so far. Until a run ends, only the lock's value has this.
     """
@@ -205,8 +172,8 @@ def _read(
 ) -> Iterator[PastRun]:
     """The runs in these lists, and how those ended that have no recorded end."""
     runs = list(kept_runs(server, lists, most))
-    alive = running(server, prefix, [run for run in runs if run.how is None])
-    doubtful = [run for run in runs if run.how is None and run.fence not in alive]
+    alive = running(server, prefix, [run for run in runs if not run.how])
+    doubtful = [run for run in runs if not run.how and run.fence not in alive]
     names = {run.name for run in doubtful}
     lost = lost_of(server, [(lock_keys(prefix, each).lost, each) for each in sorted(names)])
     going_on = {each.holder.fence for each in lost if each.holder is not None}
@@ -216,27 +183,12 @@ def _read(
     now = {run.token: run for run in kept_runs(server, again)}
     for each in runs:
         run = now.get(each.token, each)
-        goes_on = run.how is None and run.fence in going_on
-        yield _past_run(prefix, run._replace(how=past.LOST) if goes_on else run, alive)
-
-
-def _past_run(prefix: str, run: Past, alive: Mapping[int, int]) -> PastRun:
-    keys, holder = lock_keys(prefix, run.name), run.holder
-    return PastRun(
-        key=keys.lock,
-        name=keys.name,
-        task=holder.task,
-        task_id=holder.task_id,
-        attempt=holder.attempt,
-        node=holder.node,
-        pid=holder.pid,
-        fence=run.fence,
-        label=holder.label,
-        began=run.began,
-        ended=None if run.took is None else run.began + run.took,
-        how=run.how or (past.RUNNING if run.fence in alive else past.LAPSED),
-        turned_away=run.turned_away or alive.get(run.fence, 0),
-    )
+        is_lost, is_alive = run.fence in going_on, run.fence in alive
+        yield run._replace(
+            key=lock_keys(prefix, run.name).lock,
+            how=run.how or (past.LOST if is_lost else past.RUNNING if is_alive else past.LAPSED),
+            turned_away=run.turned_away or alive.get(run.fence, 0),
+        )
 
 
 def _ask(server: Server, commands: Iterable[Sequence[Any]]) -> Iterator[Any]:

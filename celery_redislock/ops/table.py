@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..inspection.states import AWAITED, IN_TROUBLE, NO_LOCK, STATES
 from ..protocol.canonical import digest, parts_of, task_in
 from ..protocol.holders import Holder
+from ..protocol.past import PastRun
 from .terminal import LINES, Column, grid, lines_by_row, named_values
 
 if TYPE_CHECKING:
@@ -152,15 +153,15 @@ def described(each: Found) -> list[str]:
 
 def who(each: Any) -> Any:
     """Who has a lock, or had it, with what is known of the run; with nothing, if nobody."""
-    return getattr(each, "holder", each) or Holder()
+    return each.holder or Holder()
 
 
 def task_of(each: Any) -> str:
     """The task of a lock or a run; "" if it is not known. A `RedisLock` has that as its task."""
-    from ..inspection.history import OUTSIDE, PastRun
+    from ..inspection.history import OUTSIDE
 
     if isinstance(each, PastRun):
-        return each.task or OUTSIDE
+        return each.holder.task or OUTSIDE
     return each.task or task_in(each.name) or ""
 
 

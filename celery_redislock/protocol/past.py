@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from .holders import Holder, read
 from .keys import name_of_lock_id
@@ -55,22 +55,34 @@ _HOUR: Final = rf"(?<!\d)(\d{{1,9}}):{_NUMBER};"
 _TURNED_AWAY: Final = rf',"turned_away":{_NUMBER}\b'
 
 
-class Past(NamedTuple):
+class PastRun(NamedTuple):
     """A run that had a lock."""
 
     lock_id: str  # see `keys`
     holder: Holder  # as the lock's value says
     fence: int  # of its acquisition
-    began: float  # Unix time, by the lock server's clock
-    took: float | None = None  # seconds for which the run had the lock, if known
-    how: str | None = None  # how the run ended; None if no end is recorded
+    began: float  # when it took the lock: Unix time by the lock server's clock
+    took: float | None = None  # seconds until it released the lock; None while it runs, or unknown
+    how: str = ""  # one of `ENDS`, or `RUNNING`; "" if no end is recorded
     turned_away: int = 0  # how many duplicates ended without a run because of it
     token: str = ""  # of its acquisition
+    key: str = ""  # the lock's, once the prefix is known
 
     @property
     def name(self) -> str:
         """The lock's name."""
         return name_of_lock_id(self.lock_id)
+
+    @property
+    def ended(self) -> float | None:
+        """When it released the lock; None while it runs, or if that is not known."""
+        return None if self.took is None else self.began + self.took
+
+    def to_dict(self) -> dict[str, Any]:
+        of_holder = ("task", "task_id", "attempt", "node", "pid", "label")
+        own = ("key", "name", "fence", "began", "ended", "how", "turned_away")
+        told = {name: getattr(self.holder, name) for name in of_holder}
+        return told | {name: getattr(self, name) for name in own}
 
 
 class _End(NamedTuple):
@@ -86,11 +98,11 @@ def end_text(fence: int, took: float, how: str) -> str:
     return f"{fence}|{int(took * 1000)}|{how}"
 
 
-def runs_in(records: Iterable[bytes]) -> list[Past]:
+def runs_in(records: Iterable[bytes]) -> list[PastRun]:
     """The runs in these records. Records that are not ours are left out. Each server of a quorum
     has a fence of its own for a run; the run's end has the highest.
     """
-    begins: list[Past] = []
+    begins: list[PastRun] = []
     ends: dict[int, _End] = {}
     texts = [each.decode(errors="replace") for each in records]
     for text, following in itertools.zip_longest(texts, texts[1:], fillvalue=""):
@@ -100,19 +112,19 @@ def runs_in(records: Iterable[bytes]) -> list[Past]:
             fence, ms, how, count = match.groups()
             end = _End(int(ms) / 1000, how, int(count or 0))
             ends[int(fence)] = _surer(end, ends.get(int(fence)))
-    runs: dict[str, Past] = {}
+    runs: dict[str, PastRun] = {}
     for run in begins:
         told = run._replace(**ends[run.fence]._asdict()) if run.fence in ends else run
         known = runs.get(run.token, told)
-        runs[run.token] = max(known, told, key=lambda each: (each.how is not None, each.fence))
+        runs[run.token] = max(known, told, key=lambda each: (each.how != "", each.fence))
     return [*runs.values()]
 
 
-def _begin(value: str, lock_id: str) -> list[Past]:
+def _begin(value: str, lock_id: str) -> list[PastRun]:
     record, holder = read(value.encode(), None)
     if record is None or holder is None or holder.fence is None or holder.acquired_at is None:
         return []
-    return [Past(lock_id, holder, holder.fence, holder.acquired_at, token=record["token"])]
+    return [PastRun(lock_id, holder, holder.fence, holder.acquired_at, token=record["token"])]
 
 
 def _surer(one: _End, other: _End | None) -> _End:

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 from typing import Any, Final
 
-from ..inspection.history import PastRun
 from ..inspection.locks import Found
 from ..inspection.states import GOING_ON
+from ..protocol.past import PastRun
 from .look import Seen
 
 #: A run as plain data, as the page gets it.
@@ -63,7 +63,7 @@ class Past:
         self.runs = {run["id"]: run for run in map(_as_run, recent[:MOST])}
         self._has_ended = False
         self._of_locks = dict(_usual(((run.name, run) for run in runs), OF_LOCK))
-        self._of_tasks = dict(_usual(((run.task or "", run) for run in runs), OF_TASK))
+        self._of_tasks = dict(_usual(((run.holder.task or "", run) for run in runs), OF_TASK))
         self._since = self._known_since(runs)
 
     def give_up(self) -> None:
@@ -77,7 +77,7 @@ class Past:
     def _known_since(self, runs: Sequence[PastRun]) -> dict[tuple[str, str | None], float]:
         begins = defaultdict[tuple[str, str | None], list[float]](list)
         for run in runs:
-            begins[_bucket(run.key), run.task].append(run.began)
+            begins[_bucket(run.key), run.holder.task].append(run.began)
         tasks = defaultdict[str, set[str | None]](set)
         for bucket, task in begins:
             tasks[bucket].add(task)

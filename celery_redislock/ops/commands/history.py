@@ -24,7 +24,7 @@ from ..table import ALL_OF_RUNS, RUNS, columns_of, count_of, task_of
 from ..terminal import grid, say, show_lines
 
 if TYPE_CHECKING:
-    from ...inspection.history import PastRun
+    from ...protocol.past import PastRun
 
 #: How many runs are shown, if the user names neither a number nor a time.
 SHOWN: Final = 20
@@ -138,9 +138,9 @@ def _show_table(runs: Sequence[PastRun], is_one_lock: bool, wide: bool) -> None:
     """Show a table that fits the terminal, below a line with what all runs share; or all of it."""
     hidden: set[str] = set()
     if not wide and is_one_lock:
-        name, label, hidden = runs[0].name, runs[0].label, {"TASK", "KEY"}
+        name, label, hidden = runs[0].name, runs[0].holder.label, {"TASK", "KEY"}
         say(f"{name} ({label})" if label else name)
-    elif not wide and len({run.task for run in runs}) == 1:
+    elif not wide and len({run.holder.task for run in runs}) == 1:
         hidden = {"TASK"}
         say(task_of(runs[0]))
     names = ALL_OF_RUNS if wide else [each for each in RUNS if each not in hidden]

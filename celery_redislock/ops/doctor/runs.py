@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
 
-from ...inspection.history import PastRun, last_runs, turned_away
-from ...protocol.past import LAPSED, LOST
+from ...inspection.history import last_runs, turned_away
+from ...protocol.past import LAPSED, LOST, PastRun
 from ..table import count_of
 from .checkup import Checkup
 from .finding import OK, WARNING, Finding

@@ -14,7 +14,7 @@ from celery_redislock.inspection import history as history_of
 from celery_redislock.protocol import calls, holders, past
 from celery_redislock.protocol.claims import Acquired, Busy, Claim, to_ms
 from celery_redislock.protocol.keys import BUCKETS, lock_keys, runs_of
-from celery_redislock.protocol.past import Past
+from celery_redislock.protocol.past import PastRun
 from celery_redislock.protocol.tokens import new_token
 from celery_redislock.servers.node import Node
 from celery_redislock.servers.server import Server
@@ -47,7 +47,7 @@ def run(store: Server, claim: Claim, how: str = past.SUCCEEDED) -> int:
     return reply.fence
 
 
-def kept(store: Server, claim: Claim) -> list[Past]:
+def kept(store: Server, claim: Claim) -> list[PastRun]:
     return list(history_of.kept_runs(store, [(claim.keys.history, claim.task)]))
 
 
@@ -62,7 +62,7 @@ def test_a_run_is_written_down_as_it_begins_and_as_it_ends(store, make, label) -
     claim = make()
     reply = store.run(calls.acquire(claim))
     (begun,) = kept(store, claim)
-    assert (begun.fence, begun.how, begun.took) == (reply.fence, None, None)
+    assert (begun.fence, begun.how, begun.took) == (reply.fence, "", None)
     assert (begun.lock_id, begun.holder.task_id) == (claim.keys.lock_id, claim.task_id)
     assert history_of.running(store, label, [begun]) == {reply.fence: 0}
     store.run(

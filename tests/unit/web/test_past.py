@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-from celery_redislock.inspection.history import PastRun
 from celery_redislock.inspection.locks import Found
 from celery_redislock.protocol.holders import Holder
 from celery_redislock.protocol.keys import lock_keys
+from celery_redislock.protocol.past import PastRun
 from celery_redislock.web.look import Seen
 from celery_redislock.web.past import LAST, MOST, OF_LOCK, OF_TASK, WINDOW, Past
 from celery_redislock.web.present import rows_of
@@ -38,9 +38,9 @@ def seen(at, *slots, first=None):
 
 
 def kept(name, task_id, fence, began, ended, how="succeeded", turned_away=0, task="t"):
-    about = {"key": key_of(name), "name": name, "task": task, "task_id": task_id, "attempt": 0}
-    about |= {"node": "w@one", "pid": 1, "label": None, "turned_away": turned_away}
-    return PastRun(**about, fence=fence, began=began, ended=ended, how=how)
+    holder = Holder(task=task, task_id=task_id, node="w@one", pid=1)
+    took = None if ended is None else ended - began
+    return PastRun(f"1|{name}", holder, fence, began, took, how, turned_away, key=key_of(name))
 
 
 def many(number, name="x", task="t", took=1.0):
@@ -130,7 +130,7 @@ def test_how_long_a_run_usually_takes_is_known_of_its_lock_or_else_of_its_task(p
     assert (past.usual(slot), past.usual(other)) == (2.0, None)
     past.remember([*many(OF_LOCK, took=2.0), *many(OF_TASK, name="z", took=9.0)], T0)
     assert (past.usual(slot), past.usual(other)) == (2.0, 9.0)
-    failed = [dataclasses.replace(each, how="failed", ended=T0 + 999) for each in many(OF_LOCK)]
+    failed = [each._replace(how="failed", took=999.0) for each in many(OF_LOCK)]
     past.remember([*failed, *many(LAST, took=2.0), *many(LAST, took=500.0)], T0)
     assert past.usual(slot) == 2.0, "those that succeeded, and the last of them"
 
