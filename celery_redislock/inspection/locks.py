@@ -44,6 +44,15 @@ PARTS: Final = ((0, 15), (15, 127), (127, MAX_LIMIT))
 LONGEST_TTL: Final = 366 * 86400 * 1000
 #: The kinds of keys that a walk notes, besides the slots.
 NOTED: Final = ("room", "waiters", "broken", "lost")
+#: What `Found.to_dict` tells, beside the task and the suspension.
+TOLD: Final = (
+    *("key", "name", "state", "kept_for", "due_in", "held_for", "lives_for", "ttl", "turned_away"),
+    *("waiting", "untaken", "broken_by", "lost_because", "queue", "queue_depth"),
+)
+TOLD_OF_HOLDER: Final = (
+    *("label", "description", "task_id", "attempt", "node", "pid", "acquired_at", "fence"),
+    "replaced_by",
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,33 +139,11 @@ class Found:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, without the token."""
-        holder = self.holder or Holder()
+        holder = (self.holder or Holder()).to_dict()
         return {
             "task": self.task or None,
-            "key": self.key,
-            "name": self.name,
-            "label": holder.label,
-            "description": holder.description,
-            "state": self.state,
-            "kept_for": self.kept_for,
-            "due_in": self.due_in,
-            "task_id": holder.task_id,
-            "attempt": holder.attempt,
-            "node": holder.node,
-            "pid": holder.pid,
-            "acquired_at": holder.acquired_at,
-            "held_for": self.held_for,
-            "lives_for": self.lives_for,
-            "ttl": self.ttl,
-            "turned_away": self.turned_away,
-            "waiting": self.waiting,
-            "untaken": self.untaken,
-            "fence": holder.fence,
-            "replaced_by": holder.replaced_by,
-            "broken_by": self.broken_by,
-            "lost_because": self.lost_because,
-            "queue": self.queue,
-            "queue_depth": self.queue_depth,
+            **{name: getattr(self, name) for name in TOLD},
+            **{name: holder[name] for name in TOLD_OF_HOLDER},
             "suspension": self.suspension and self.suspension.to_dict(),
         }
 

@@ -79,7 +79,7 @@ class Quorum(Server):
                 sure.append(answer)
             return answer
 
-        answers, failures = self._all(ask, _giving_back(fit))
+        answers, failures = self._all(ask, [fit] if fit.script == GIVES_BACK else ())
         try:
             answer: T = self._decide(fit, answers, failures, purpose)
             in_doubt = majority.is_in_doubt(answers, sure, self._majority)
@@ -117,28 +117,18 @@ class Quorum(Server):
         return answer
 
     def _ask_once(self, query: Query[T]) -> T:
-        answers, failures = self._all(lambda node: node.ask(query, once=True))
-        if len(answers) < self._majority:
-            raise self._unavailable(query.key, answers, failures)
-        answer: T = majority.commonest(answers)
-        return answer
+        return majority.commonest(self._most(query.key, lambda node: node.ask(query, once=True)))
 
     def _replies(self, commands: Commands, ttl: float, errors: bool, wrong_type: bool) -> list[Any]:
-        answers, failures = self._all(
-            lambda node: node.replies(commands, ttl, errors=errors, wrong_type=wrong_type)
-        )
-        if len(answers) < self._majority:
-            raise self._unavailable("", answers, failures)
-        return majority.replies(commands, answers)
+        ask = methodcaller("replies", commands, ttl, errors=errors, wrong_type=wrong_type)
+        return majority.replies(commands, self._most("", ask))
 
     def primaries(self) -> dict[str, Server]:
         return dict(zip(self._names, self._nodes, strict=True))
 
     def shards(self) -> dict[str, Server]:
         """The servers that answer. Each key is in a majority, and so in one of these."""
-        there, failures = self._all(_there)
-        if len(there) < self._majority:
-            raise self._unavailable("", there, failures)
+        there = self._most("", _there)
         return {name: node for name, node in self.primaries().items() if node in there}
 
     def exchange(self, key: str, ttl: float, purpose: str, begin: Begin[T], *args: Any) -> T:
@@ -150,9 +140,12 @@ class Quorum(Server):
 
     # -- servers --------------------------------------------------------------------------
 
-    def _ask_all(self, call: Call[Any], purpose: str) -> tuple[list[Any], list[LockUnavailable]]:
-        """The answers of the servers to this call, and the failures of the others."""
-        return self._all(_asking(call, purpose), _giving_back(call))
+    def _most(self, key: str, ask: Callable[[Node], T]) -> list[T]:
+        """What this function answers for the servers. Raises if a majority does not answer."""
+        answers, failures = self._all(ask)
+        if len(answers) < self._majority:
+            raise self._unavailable(key, answers, failures)
+        return answers
 
     def _all(
         self, ask: Callable[[Node], T], gives_back: Sequence[Call[Any]] = ()
@@ -212,7 +205,7 @@ class Quorum(Server):
         if answer is None:
             raise self._unavailable(call.keys[0], answers, failures)
         if answer.outcome != NOT_OURS and any(each.outcome == NOT_OURS for each in answers):
-            self._ask_all(retaking(call), purpose)
+            self._all(_asking(retaking(call), purpose))
             answer = answer._replace(is_repaired=True)
         return answer
 
@@ -253,9 +246,7 @@ class Quorum(Server):
         if isinstance(got[0], Reserved):
             return got[0]
         taken = majority.acquired(got, call.ttl)
-        answers, failures = self._ask_all(raise_fence(call, taken.fence), purpose)
-        if len(answers) < self._majority:
-            raise self._unavailable(call.keys[0], answers, failures)
+        self._most(call.keys[0], _asking(raise_fence(call, taken.fence), purpose))
         if clock() >= taken.sent_at + call.ttl:
             raise LockUnavailable(call.keys[0], None, "the servers took longer than the ttl")
         return taken
@@ -274,11 +265,6 @@ class Quorum(Server):
 def _asking(call: Call[Any], purpose: str) -> Callable[[Node], Any]:
     """A function that asks a server once."""
     return methodcaller("run", call, once=True, hold_off=0, purpose=purpose)
-
-
-def _giving_back(call: Call[Any]) -> Sequence[Call[Any]]:
-    """The call, if it gives something back."""
-    return [call] if call.script == GIVES_BACK else ()
 
 
 def _there(node: Node) -> Node:
