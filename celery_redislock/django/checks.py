@@ -31,7 +31,6 @@ NUMBERS: Final = {
     "limits": 7,
     "cache": 10,
 }
-_OPTIONS: Final = f"The options and settings: {page('options')}."
 
 
 def check_locks() -> list[checks.CheckMessage]:
@@ -66,7 +65,8 @@ def _messages(app: Any) -> Iterator[checks.CheckMessage]:
         app_locks(app, refresh=True)
         load_tasks(app)
     except ConfigError as exc:
-        yield _wrong(exc)
+        hint = f"The options and settings: {page('options')}."
+        yield checks.Error(str(exc), hint=hint, id="redislock.E001")
         return
     except Exception as exc:
         yield _not_loaded(exc)
@@ -114,10 +114,6 @@ def _is_of_database(exc: BaseException | None) -> bool:
             return True
         exc = exc.__cause__ or exc.__context__
     return False
-
-
-def _wrong(error: ConfigError) -> checks.CheckMessage:
-    return checks.Error(str(error), hint=_OPTIONS, id="redislock.E001")
 
 
 def _found(check: str, finding: Finding) -> checks.CheckMessage:

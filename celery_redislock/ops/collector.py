@@ -86,9 +86,7 @@ class Collector(registry.Collector):
 
     def describe(self) -> Iterator[GaugeMetricFamily]:
         """The gauges without values. A registry asks when the collector is registered."""
-        for name, (text, _) in PER_TASK.items():
-            yield GaugeMetricFamily(name, text, labels=["task"])
-        yield GaugeMetricFamily(*LOCKS, labels=["task", "state"])
+        yield from _of_tasks({})
         for each in (UP, WHEN, TOOK):
             yield GaugeMetricFamily(*each)
 

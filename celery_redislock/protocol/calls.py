@@ -372,12 +372,8 @@ def suspend(
     their lists of suspensions and of their rooms, all of which one script may name. The answer is
     the suspension that was ended, or None.
     """
-    args = (what.target, to_ms(seconds) if seconds else 0, told(what))
-    return Call("suspend", (*lists, *rooms), args, _suspension, UNKNOWN_TTL)
-
-
-def _suspension(reply: Any, sent_at: float) -> Suspension | None:
-    return suspension_in(reply)
+    keys, args = (*lists, *rooms), (what.target, to_ms(seconds) if seconds else 0, told(what))
+    return Call("suspend", keys, args, lambda reply, _: suspension_in(reply), UNKNOWN_TTL)
 
 
 def kept_off(of: LockKeys, ttl: float, task: str) -> Query[Suspension | None]:

@@ -9,6 +9,8 @@ import json
 import re
 from typing import Final
 
+from .holders import loaded
+
 #: See `id_of`.
 ENTRY_ID: Final = "%s:%d.%d"
 
@@ -64,10 +66,8 @@ def parked_of(entry: str) -> str:
 
 def task_of(parked: str) -> str | None:
     """The name of the parked task, even if the rest cannot be read; None if not known."""
-    try:
-        task = json.loads(parked)["task"]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return None
+    record = loaded(parked)
+    task = record.get("task") if isinstance(record, dict) else None
     return task if isinstance(task, str) else None
 
 

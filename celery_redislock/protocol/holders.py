@@ -56,6 +56,18 @@ def label_text(text: str) -> str:
     return cut(one_line(text[: LONGEST_LABEL + 1]), LONGEST_LABEL)
 
 
+_KINDS: Final[dict[str, Any]] = {"bool": bool, "int": int, "str": str, "float": (int, float)}
+
+
+def types_of(cls: type[Any]) -> dict[str, Any]:
+    """The types that each field of this dataclass may have, for `isinstance`."""
+    kinds = {each.name: str(each.type).partition(" | ") for each in dataclasses.fields(cls)}
+    return {
+        name: (_KINDS[kind], NoneType) if or_none else _KINDS[kind]
+        for name, (kind, or_none, _) in kinds.items()
+    }
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Holder:
     """A lock's holder, as it recorded itself. Fields that it did not record are None.
@@ -141,22 +153,7 @@ class Holder:
         return f"{text}: {self.description}" if self.description else text
 
 
-_TYPES: Final[dict[str, Any]] = {
-    "task": (str, NoneType),
-    "task_id": (str, NoneType),
-    "attempt": int,
-    "node": (str, NoneType),
-    "pid": (int, NoneType),
-    "acquired_at": (int, float, NoneType),
-    "fence": (int, NoneType),
-    "ttl": (int, float, NoneType),
-    "held_for_retry": bool,
-    "cooling_down": bool,
-    "queued": bool,
-    "replaced_by": (str, NoneType),
-    "label": (str, NoneType),
-    "description": (str, NoneType),
-}
+_TYPES: Final = types_of(Holder)
 _values: Final = attrgetter(*_TYPES)
 #: The version of the records that we write. A record without one is of version 1.
 VERSION: Final = 2
@@ -210,7 +207,8 @@ def successor_text(task: str, task_id: str) -> str:
     return f'["{_without_quotes(task)}","{_without_quotes(task_id)}"]'
 
 
-def _loaded(text: bytes) -> Any:
+def loaded(text: bytes | str) -> Any:
+    """What this JSON says; None if it is none."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -226,7 +224,7 @@ def _without_quotes(text: str) -> str:
 
 def successor_of(text: bytes) -> Holder | None:
     """The task that replaces the holder, from a lock's value or a `successor_text`."""
-    data = _loaded(text)
+    data = loaded(text)
     return _successor(data.get("by") if isinstance(data, dict) else data)
 
 
@@ -251,7 +249,7 @@ def breaker_text(by: str) -> str:
 
 def breaker_of(text: bytes) -> str:
     """Who broke a lock, from a `breaker_text`; "" if not known."""
-    return by if isinstance(by := _loaded(text), str) else ""
+    return by if isinstance(by := loaded(text), str) else ""
 
 
 def last_breaker(marks: bytes) -> str | None:
@@ -317,7 +315,7 @@ def _named(record: Mapping[str, Any], ttl: float | None) -> Holder:
 
 
 def _record(value: bytes) -> dict[str, Any] | None:
-    record = _loaded(value)
+    record = loaded(value)
     if not isinstance(record, dict) or not isinstance(record.get("token"), str):
         return None
     if len(value) > LONGEST:  # ours are shorter, unless a task has an extremely long name or id

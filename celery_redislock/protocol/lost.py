@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from .holders import Holder, cut, parse
+from .holders import Holder, cut, loaded, parse
 
 #: Seconds for which a mark counts, if the run's process does not write it anew.
 MARK_LIVES: Final = 15.0
@@ -49,8 +49,6 @@ def _marks(reply: Any, now: float) -> Iterator[Lost]:
 
 
 def _why(value: bytes) -> str:
-    try:
-        why = json.loads(value)["lost"]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return ""
+    record = loaded(value)
+    why = record.get("lost") if isinstance(record, dict) else None
     return cut(why) if isinstance(why, str) else ""

@@ -127,7 +127,8 @@ def drop(
         *(len(members), *members, *noted),
     )
     again = partial(drop, of, ttl, in_favour_of, done_ttl, members)
-    return Call("drop", keys, args, _dropped_answer, ttl, wider=partial(_with_notes, again, noted))
+    wider = partial(_with_notes, again, noted)
+    return Call("drop", keys, args, lambda reply, _: dict(entries_in(reply)), ttl, wider=wider)
 
 
 def _with_notes(
@@ -136,10 +137,6 @@ def _with_notes(
     if not reply or reply[0] != b"notes":
         return None
     return make([*known, *reply[1:]])
-
-
-def _dropped_answer(reply: Any, sent_at: float) -> dict[str, str]:
-    return dict(entries_in(reply))
 
 
 def goes_on_elsewhere(claim: Claim, own: Sequence[str]) -> Query[bool]:
@@ -177,7 +174,7 @@ def _goes_on(claim: Claim, own: Sequence[str], replies: list[Any]) -> bool:
 
 def forget_ended(of: LockKeys, entry_id: str, ttl: float) -> Query[None]:
     """Forget a replaced entry, whose result is stored."""
-    return Query([("HDEL", of.ended, entry_id)], lambda replies: None, of.lock, ttl)
+    return Query([("HDEL", of.ended, entry_id)], nothing, of.lock, ttl)
 
 
 def due_rooms(rooms: Sequence[str], ahead: float, now: float) -> Query[list[tuple[float, str]]]:

@@ -12,10 +12,9 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
-from types import NoneType
 from typing import Any, Final
 
-from .holders import cut, label_text, one_line
+from .holders import cut, label_text, loaded, one_line, types_of
 
 #: The longest reason, in characters.
 LONGEST_REASON: Final = 200
@@ -48,7 +47,7 @@ class Suspension:
     @property
     def target(self) -> str:
         """What is suspended, in words: "task shop.sync" or "lock customer:5"."""
-        return target_of(self.task, self.lock)
+        return f"task {self.task}" if self.lock is None else f"lock {self.lock}"
 
     def keeps(self, task: str, name: str) -> bool:
         """Whether it keeps this task, "" for a `RedisLock`, from the lock with this name."""
@@ -76,20 +75,7 @@ class Suspension:
         return one_line(f"{self.target}{label}, by {self.by} until {ends}{why}")
 
 
-_TYPES: Final[dict[str, Any]] = {
-    "task": (str, NoneType),
-    "lock": (str, NoneType),
-    "label": (str, NoneType),
-    "by": str,
-    "why": str,
-    "since": (int, float),
-    "ends_at": (int, float),
-    "ended": int,
-}
-
-
-def target_of(task: str | None, lock: str | None) -> str:
-    return f"task {task}" if lock is None else f"lock {lock}"
+_TYPES: Final = types_of(Suspension)
 
 
 def told(what: Suspension) -> str:
@@ -106,10 +92,7 @@ def told(what: Suspension) -> str:
 
 def suspension_in(text: bytes) -> Suspension | None:
     """A suspension as a script tells it; None if the text is none."""
-    try:
-        return _of(json.loads(text))
-    except (ValueError, RecursionError):
-        return None
+    return _of(loaded(text))
 
 
 def _of(record: Any) -> Suspension | None:
@@ -122,10 +105,7 @@ def in_force(texts: Iterable[bytes | None], now: float) -> list[Suspension]:
     """What is suspended by these lists, without what has ended; what ends first comes first."""
     found: dict[str, Suspension] = {}
     for text in texts:
-        try:
-            records = json.loads(text or b"{}")
-        except (ValueError, RecursionError):
-            continue
+        records = loaded(text or b"{}")
         for each in map(_of, records.values() if isinstance(records, dict) else ()):
             if each is not None and each.ends_at > now:
                 before = found.get(each.target)  # each bucket counts for itself

@@ -201,10 +201,8 @@ class Cluster(Server):
         own: dict[Host | None, list[int]] = {}
         for i, key in enumerate(keys):
             own.setdefault(slots.owner_of(key) if key else default, []).append(i)
-        return sorted(own.items(), key=lambda each: not each[0] or self._is_broken(each[0]))
-
-    def _is_broken(self, host: Host) -> bool:
-        return self.nodes.node(host).watch.is_broken
+        is_broken = lambda host: not host or self.nodes.node(host).watch.is_broken  # noqa: E731
+        return sorted(own.items(), key=lambda each: is_broken(each[0]))
 
 
 def _text(key: Any) -> str:

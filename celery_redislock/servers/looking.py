@@ -13,8 +13,8 @@ from ..errors import LockUnavailable
 from ..protocol.clock import clock
 from ..protocol.rooms import pairs_in
 from .restarts import info
-from .rights import Rights
-from .server import LOOKING_TTL, Server
+from .scripts import MARK
+from .server import LOOKING_TTL, Commands, Server
 
 T = TypeVar("T")
 
@@ -44,11 +44,30 @@ def sample(server: Server, ttl: float = LOOKING_TTL) -> list[bytes]:
     name. Empty if this user may not look.
     """
     # Trying it puts a user who may not into the server's log of denials.
-    if Rights(server).may([("SCAN", "0")]) == [False]:
+    if may(server, [("SCAN", "0")]) == [False]:
         return []
     commands = [("SCAN", 0, "COUNT", SCAN_COUNT, "TYPE", each) for each in NO_QUEUES]
     pages = server.replies(commands, ttl, errors=True)
     return [key for page in pages if not isinstance(page, ResponseError) for key in page[1]]
+
+
+def may(server: Server, commands: Commands) -> list[bool] | None:
+    """Whether this user may run each of these commands, of which it runs none. None if the server
+    cannot say: it is older than Redis 7, or does not allow scripts.
+    """
+    script = "return redis.acl_check_cmd and redis.acl_check_cmd(unpack(ARGV)) and 1 or 0"
+    known = "return redis.acl_check_cmd and 1 or 0"
+    if server.replies([("EVAL", known, 0)], errors=True) != [1]:
+        return None
+    asked = [("EVAL", script, 0, *command) for command in commands]
+    # An error means that the server does not know the command.
+    return [reply == 1 for reply in server.replies(asked, errors=True)]
+
+
+def may_mark(server: Server) -> bool:
+    """Whether a restart of the server is noticed though it does not tell its id. See `MARK`."""
+    (reply,) = server.replies([("EVAL", MARK % "", 0)], errors=True)
+    return isinstance(reply, bytes)
 
 
 def read(server: Server, commands: Sequence[Sequence[Any]]) -> tuple[float, list[Any]]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import json
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
@@ -17,7 +16,7 @@ from .. import operations
 from ..inspection.about import About
 from ..inspection.locks import Found, lock
 from ..inspection.states import RUNNING
-from ..protocol.holders import one_line
+from ..protocol.holders import loaded, one_line
 from ..protocol.log import get_logger
 from .guard import checked_token, has_token
 
@@ -157,10 +156,7 @@ async def _body(request: Request) -> Any:
         body += chunk
         if len(body) > LARGEST:
             raise HTTPException(413, "the body is too large")
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError):
-        return None
+    return loaded(body)
 
 
 def _read(given: Any, needed: tuple[str, ...], known: About) -> Action:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from ...servers.rights import Rights
+from redis.exceptions import NoPermissionError
+
+from ...servers.looking import may, may_mark
 from .checkup import Checkup
 from .finding import ERROR, OK, UNKNOWN, WARNING, Finding
 
@@ -35,12 +37,12 @@ def check_rights(checkup: Checkup) -> Iterator[Finding]:
         [key if part == "{}" else part for part in command.split()]
         for command in (*COMMANDS, *EXTRA)
     ]
-    rights = Rights(checkup.locks.server)
-    allowed, fine = rights.may(commands), "all commands in use are allowed"
+    allowed, fine = may(checkup.locks.server, commands), "all commands in use are allowed"
     if allowed is None:
         # The others change nothing: the key does not exist, and `x` is no script.
         commands = [words for words in commands if words[0] not in UNTRIED]
-        allowed = [not is_denied for is_denied in rights.denied(commands)]
+        replies = checkup.locks.server.replies(commands, errors=True)
+        allowed = [not isinstance(reply, NoPermissionError) for reply in replies]
         fine = "all commands that change nothing are allowed; Redis 7 tells of the others too"
     denied = [words[0] for words, may in zip(commands, allowed, strict=True) if not may]
     yield from _denied(checkup, key, denied) if denied else (Finding(OK, fine),)
@@ -70,7 +72,7 @@ def _denied(checkup: Checkup, key: str, denied: list[str]) -> Iterator[Finding]:
 
 def _without_info(checkup: Checkup) -> Finding:
     todo = "ACL SETUSER <user> +info"
-    if Rights(checkup.locks.server).may_mark():
+    if may_mark(checkup.locks.server):
         return Finding(
             WARNING, "INFO is denied: only a script that is gone shows a restart", todo,
         )  # fmt: skip

@@ -138,7 +138,12 @@ export function patch(parent, children) {
     used.add(node);
     return node;
   });
-  arrange(parent, nodes);
+  // Those that go, go first: an element that is moved loses the keyboard's focus.
+  const wanted = new Set(nodes);
+  for (const each of before) if (!wanted.has(each)) each.remove();
+  nodes.forEach((node, place) => {
+    if (parent.childNodes[place] !== node) parent.insertBefore(node, parent.childNodes[place] ?? null);
+  });
 }
 
 // A text that may be broken after what joins its words, and nowhere within them.
@@ -155,14 +160,4 @@ export function say(element, text) {
 export function mark(element, name, value) {
   const text = String(value);
   if (element.getAttribute(name) !== text) element.setAttribute(name, text);
-}
-
-// Give the parent exactly these nodes, in this order, and keep those that it has.
-// Those that go, go first: an element that is moved loses the keyboard's focus.
-export function arrange(parent, nodes) {
-  const wanted = new Set(nodes);
-  for (const each of [...parent.childNodes]) if (!wanted.has(each)) each.remove();
-  nodes.forEach((node, place) => {
-    if (parent.childNodes[place] !== node) parent.insertBefore(node, parent.childNodes[place] ?? null);
-  });
 }

@@ -12,7 +12,7 @@ from celery_redislock.ops.doctor.checkup import Checkup
 from celery_redislock.ops.doctor.rights import check_rights
 from celery_redislock.ops.doctor.server import check_round_trip
 from celery_redislock.ops.doctor.workers import check_workers
-from celery_redislock.servers import rights
+from celery_redislock.servers import looking
 from celery_redislock.worker.sweeper import Sweeper
 from tests.support.looking import make_app, run
 from tests.support.waiting import eventually
@@ -31,7 +31,7 @@ def test_a_restart_that_only_a_closed_connection_would_show_is_an_error(
     own_redis, label, monkeypatch, marks
 ):
     if not marks:  # as before Redis 7
-        monkeypatch.setattr(rights, "MARK", "return redis.UNKNOWN and '%s'")
+        monkeypatch.setattr(looking, "MARK", "return redis.UNKNOWN and '%s'")
     with own_redis.client() as client:
         client.execute_command("ACL", "SETUSER", "default", "-info")
     found = list(check_rights(Checkup(make_app(own_redis.url, label))))

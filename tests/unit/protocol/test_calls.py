@@ -54,5 +54,5 @@ def test_a_script_is_called_in_one_place(command) -> None:
         path for path, node in nodes() if isinstance(node, ast.Constant) and node.value == command
     }
     # `connections` tells redis-py 5 that a command is to follow.
-    here = ("scripts", "rights", "connections", "cluster")
+    here = ("scripts", "looking", "connections", "cluster")
     assert where <= {f"servers/{name}.py" for name in here}
