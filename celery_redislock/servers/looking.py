@@ -99,11 +99,8 @@ def server_config(server: Server, name: str) -> str | None:
 
 def eviction_policy(server: Server, ttl: float) -> str | None:
     """The server's `maxmemory-policy` if it has a memory limit, else None."""
-    (reply,) = server.replies([("INFO", "memory")], ttl)
-    fields = info(reply)
-    if fields.get("maxmemory", "0") == "0":
-        return None
-    return fields.get("maxmemory_policy")
+    fields = server_info(server, "memory", ttl=ttl)
+    return None if fields.get("maxmemory", "0") == "0" else fields.get("maxmemory_policy")
 
 
 def reach(server: Server) -> None:

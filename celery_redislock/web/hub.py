@@ -41,7 +41,10 @@ class Hub:
     def __init__(self, known: About, every: float, actions: dict[str, Any]) -> None:
         self._known, self._app = known, known.app
         self._every = every
-        self._about = {"every": every, **actions, **_about(known)}
+        #: What the page says of the app, and must know of its tasks.
+        self._about = {"every": every, **actions, "app": known.name}
+        for name in ("server", "no_arguments", "warn_after", "limits"):
+            self._about[name] = getattr(known, name)
         self._past = Past(known.history)
         #: What was told: rows by their keys, runs by their ids.
         self._rows: dict[str, Row] = {}
@@ -159,9 +162,9 @@ class Hub:
             return
         self._looked_back_at = began
         try:
-            kept = await asyncio.to_thread(look_back, self._app, seen.now)
-            await asyncio.to_thread(self._past.remember, kept.runs, seen.now)
-            self._away = {"count": kept.away, "since": kept.since} if self._known.history else None
+            runs, away = await asyncio.to_thread(look_back, self._app, seen.now)
+            await asyncio.to_thread(self._past.remember, runs, seen.now)
+            self._away = away if self._known.history else None
             self._forgetful = "" if self._known.history else "no history: redislock_history is 0"
         except LockUnavailable as exc:
             self._past.give_up()
@@ -193,29 +196,16 @@ class Hub:
         rows, runs = rows_of(seen, self._past.usual, self._rows), self._past.runs
         change = {"rows": _new(self._rows, rows), "gone": [*(self._rows.keys() - rows.keys())]}
         past = {"runs": _new(self._runs, runs), "dropped": [*(self._runs.keys() - runs.keys())]}
-        self._rows, self._runs, self._overall = rows, runs, self._all_together(seen)
-        self._note({"trouble": "", **change, **past, **self._overall})
-
-    def _all_together(self, seen: Seen) -> dict[str, Any]:
-        return {
+        self._rows, self._runs = rows, runs
+        self._overall = {
             "away": self._away,
             "kept_since": self._past.kept_since(seen),
             "suspended": seen.suspended,
             "queues": self._queues,
         }
+        self._note({"trouble": "", **change, **past, **self._overall})
 
 
 def _new(before: dict[str, Row], now: dict[str, Row]) -> list[Row]:
     """What is new or has changed."""
     return [each for id_, each in now.items() if before.get(id_) != each]
-
-
-def _about(known: About) -> dict[str, Any]:
-    """What the page says of the app, and must know of its tasks."""
-    return {
-        "app": known.name,
-        "server": known.server,
-        "no_arguments": known.no_arguments,
-        "warn_after": known.warn_after,
-        "limits": known.limits,
-    }

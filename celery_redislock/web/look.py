@@ -49,19 +49,14 @@ def _next(each: Waiting, now: float) -> dict[str, Any]:
     return fields if age is None else {**fields, "since": round(now - age, 1)}
 
 
-class Kept(NamedTuple):
-    """What the server keeps of the past."""
-
-    runs: list[PastRun]  # that have ended, the latest first
-    away: int  # how many calls were skipped or refused in this hour and the last
-    since: float  # when the last hour began, as Unix time
-
-
-def look_back(app: Any, now: float) -> Kept:
-    """All that is kept. `now` is a Unix time by the lock server's clock."""
+def look_back(app: Any, now: float) -> tuple[list[PastRun], dict[str, float]]:
+    """The runs that have ended, the latest first; and how many calls were skipped or refused in
+    this hour and the last, and since when that is. `now` is a Unix time by the server's clock.
+    """
     since = now // HOUR * HOUR - HOUR
     hours = [each for by_hour in turned_away(app).values() for each in by_hour.items()]
-    return Kept(history(app), sum(count for hour, count in hours if hour >= since), since)
+    count = sum(count for hour, count in hours if hour >= since)
+    return history(app), {"count": count, "since": since}
 
 
 def look_far_back(app: Any, name: str) -> list[PastRun]:
