@@ -60,8 +60,10 @@ def instrument(
     app = real_app(app)
     measures = _measures.setdefault(app, weakref.WeakKeyDictionary())
     if registry not in measures:
-        measures[registry] = recorder = _recorder(registry)
-        measure(app, recorder)
+        if registry not in _recorders:
+            _recorders[registry] = _Recorder(registry)
+        measures[registry] = _recorders[registry]
+        measure(app, _recorders[registry])
     if port is not None:
         _ports.setdefault(app, (port, addr, registry))
     celery_signals.worker_ready.connect(_serve, dispatch_uid="celery_redislock.prometheus")
@@ -147,12 +149,6 @@ _measures: Final[weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, _
     weakref.WeakKeyDictionary()
 )
 _ports: Final[weakref.WeakKeyDictionary[Any, Any]] = weakref.WeakKeyDictionary()
-
-
-def _recorder(registry: Any) -> _Recorder:
-    if registry not in _recorders:
-        _recorders[registry] = _Recorder(registry)
-    return _recorders[registry]
 
 
 def _serve(sender: Any, **kwargs: Any) -> None:

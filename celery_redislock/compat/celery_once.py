@@ -132,7 +132,7 @@ class QueueOnce(TranslatedTask):
         own = self.lock_options
         graceful = flag(where, "once['graceful']", once.get("graceful", self._is_graceful))
         return CallOptions(
-            _rejected if graceful else _raise,
+            (lambda conflict: EagerResult(None, None, states.REJECTED)) if graceful else _raise,
             raises=not graceful,
             queued_ttl=_timeout(where, once) or own.lock_queued_ttl,
         )
@@ -184,10 +184,6 @@ def _as_text(value: Any) -> Any:
 
 def _raise(conflict: LockConflict) -> Any:
     raise AlreadyQueued(holder_ttl(conflict), conflict.key, conflict.holder)
-
-
-def _rejected(conflict: LockConflict) -> Any:
-    return EagerResult(None, None, states.REJECTED)
 
 
 def _timeout(where: str, once: Mapping[str, Any]) -> float | None:

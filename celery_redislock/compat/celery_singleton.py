@@ -192,8 +192,8 @@ def clear_locks(app: Any) -> None:
 def _settings_of(conf: Any) -> dict[str, Any]:
     """Settings of ours from the app's `singleton_*`."""
     backend = conf.get("singleton_backend_class") or _BACKENDS[0]
-    path = backend if isinstance(backend, str) else _path(backend)
-    if path not in _BACKENDS:
+    module, name = (getattr(backend, each, "") for each in ("__module__", "__qualname__"))
+    if (backend if isinstance(backend, str) else f"{module}.{name}") not in _BACKENDS:
         raise ConfigError(
             f"app: singleton_backend_class={backend!r} is not accepted: locks are in Redis; it must"
             f" be {_BACKENDS[0]!r}, or left out; see {section(_PACKAGE)}"
@@ -209,11 +209,6 @@ def _settings_of(conf: Any) -> dict[str, Any]:
         accepted = "a non-empty str without braces"
         checked("app", "singleton_key_prefix", prefix, check_prefix, accepted)
     return settings
-
-
-def _path(backend: Any) -> str:
-    module, name = getattr(backend, "__module__", ""), getattr(backend, "__qualname__", "")
-    return f"{module}.{name}"
 
 
 translators[_PACKAGE] = _settings_of

@@ -157,8 +157,8 @@ class _Locks:
                             stack.callback(held.lock.release)
         finally:
             self._held = [held for held in self._held if not held.is_over]
-            if not self._held:
-                _unwatch(self._connection)
+            if not self._held and isinstance(self._connection, _Watched):
+                self._connection.__class__ = type(self._connection).__bases__[1]
 
     def ensure(self) -> None:
         """Raise `LockLost` if a lock is known to be lost."""
@@ -234,11 +234,6 @@ def _watched(cls: Any) -> type[Any]:
 def _watch(connection: Any) -> None:
     if not isinstance(connection, _Watched):
         connection.__class__ = _watched(connection.__class__)
-
-
-def _unwatch(connection: Any) -> None:
-    if isinstance(connection, _Watched):
-        connection.__class__ = type(connection).__bases__[1]
 
 
 def _is_in_transaction(connection: Any) -> bool:

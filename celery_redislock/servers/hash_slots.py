@@ -54,16 +54,12 @@ def slot_map(replies: Sequence[Any], asked: Host) -> SlotMap:
         owners[start : end + 1] = [owner] * (end + 1 - start)
         replicas.update((_host(each, asked), owner) for each in others)
     primaries = tuple(dict.fromkeys(each for each in owners if each is not None))
-    return SlotMap(owners, primaries, replicas, _epoch(fields))
+    # An error means that this user may not ask.
+    told = info(fields) if isinstance(fields, bytes) else {}
+    return SlotMap(owners, primaries, replicas, int(told.get("cluster_current_epoch", 0)))
 
 
 def _host(node: Sequence[Any], asked: Host) -> Host:
     host, port = node[0], node[1]
     # A node that does not know its own address sends none: we have just reached it.
     return (host.decode() if host else asked[0]), port
-
-
-def _epoch(fields: Any) -> int:
-    if not isinstance(fields, bytes):
-        return 0  # an error: this user may not ask
-    return int(info(fields).get("cluster_current_epoch", 0))

@@ -128,7 +128,7 @@ class Quorum(Server):
 
     def shards(self) -> dict[str, Server]:
         """The servers that answer. Each key is in a majority, and so in one of these."""
-        there = self._most("", _there)
+        there = self._most("", lambda node: node.replies([("TIME",)]) and node)
         return {name: node for name, node in self.primaries().items() if node in there}
 
     def exchange(self, key: str, ttl: float, purpose: str, begin: Begin[T], *args: Any) -> T:
@@ -265,9 +265,3 @@ class Quorum(Server):
 def _asking(call: Call[Any], purpose: str) -> Callable[[Node], Any]:
     """A function that asks a server once."""
     return methodcaller("run", call, once=True, hold_off=0, purpose=purpose)
-
-
-def _there(node: Node) -> Node:
-    """The node, if it answers."""
-    node.replies([("TIME",)])
-    return node

@@ -97,14 +97,11 @@ def _of_each(checkup: Checkup) -> list[tuple[str, Finding]]:
         for finding in findings:
             found.setdefault(finding, []).append(name)
     order = {check: number for number, check in enumerate(["server", *OF_EACH])}
-    return [
-        (check, finding if len(names) == len(primaries) else _at(names, finding))
-        for (check, finding), names in sorted(found.items(), key=lambda each: order[each[0][0]])
-    ]
-
-
-def _at(names: list[str], finding: Finding) -> Finding:
-    return dataclasses.replace(finding, what=f"{', '.join(names)}: {finding.what}")
+    told = []
+    for (check, same), names in sorted(found.items(), key=lambda each: order[each[0][0]]):
+        at = "" if len(names) == len(primaries) else f"{', '.join(names)}: "
+        told.append((check, dataclasses.replace(same, what=f"{at}{same.what}")))
+    return told
 
 
 def _run(checks: dict[str, Check], checkup: Checkup) -> list[tuple[str, Finding]]:

@@ -21,7 +21,7 @@ def test_every_metric_is_documented():
     from celery_redislock import prometheus
 
     registry = CollectorRegistry()
-    prometheus._recorder(registry)
+    prometheus._Recorder(registry)
     made = {
         family.name + ("_total" if family.type == "counter" else "")
         for family in (*registry.collect(), *prometheus.Collector(None).describe())
