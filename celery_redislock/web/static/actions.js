@@ -21,9 +21,13 @@ export function askToEnd(row, about) {
   ], ([done]) => (done.answered.length ? `Told to ${count(done.answered.length, "worker")}.` : "No worker answered: is the broker reached from here?"));
 }
 
-export function askToDrop(row, shown, about) {
-  ask(about, `Drop ${count(row.waiting, "task")}?`, "Drop them", "drop", [row],
-    [el("p.note", {}, "They end as skipped, and do not run:"), preview(shown, row.waiting)], saidOfDrop);
+// The tasks that wait for these locks: those that are `shown`, if they are known; else one row for each lock.
+export function askToDrop(rows, shown, about) {
+  const all = rows.reduce((sum, row) => sum + row.waiting, 0), where = shown.length ? "" : ` that ${all === 1 ? "waits" : "wait"} for ${count(rows.length, "lock")}`;
+  ask(about, `Drop ${count(all, "task")}${where}?`, "Drop them", "drop", rows,
+    [el("p.note", {}, "They end as skipped, and do not run:"),
+      shown.length ? preview(shown, all) : preview(rows.map((row) => `${nameOf(row)} · ${count(row.waiting, "waits", "wait")}`), rows.length)],
+    (done) => `${count(done.reduce((sum, each) => sum + each.dropped, 0), "task")} dropped.`);
 }
 
 // -- what operators keep from running -------------------------------------------------------------
@@ -56,16 +60,6 @@ export function askToResume(row, about) {
   ], ([done]) => `Resumed: ${plain(done.target)}.`);
 }
 
-// -- many locks -----------------------------------------------------------------------------------
-
-// The tasks that wait for these locks, one row for each.
-export function askToDropAll(rows, about) {
-  const all = rows.reduce((sum, row) => sum + row.waiting, 0);
-  ask(about, `Drop ${count(all, "task")} that ${all === 1 ? "waits" : "wait"} for ${count(rows.length, "lock")}?`, "Drop them", "drop", rows,
-    [el("p.note", {}, "They end as skipped, and do not run:"),
-      preview(rows.map((row) => `${nameOf(row)} · ${count(row.waiting, "waits", "wait")}`), rows.length)], saidOfDrop);
-}
-
 export function askToBreakAll(rows, about) {
   ask(about, `Break ${count(rows.length, "lock")}?`, "Break them", "break", rows, [
     el("p.note", {}, "Their runs are told that they lost the lock, and may go on for a while: the next ones may overlap with them. "
@@ -75,7 +69,6 @@ export function askToBreakAll(rows, about) {
 }
 
 const nameOf = (row) => `${plain(taskOf(row) || "no task")} ${what(row)}`;
-const saidOfDrop = (done) => `${count(done.reduce((sum, each) => sum + each.dropped, 0), "task")} dropped.`;
 
 function preview(texts, all) {
   const shown = texts.slice(0, SHOWN), more = all - shown.length;

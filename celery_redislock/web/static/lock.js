@@ -127,7 +127,7 @@ export class LockPage {
     if (name !== this.#name) return; // another lock's page is open by now
     const row = this.#model.rowOf(name);
     const shown = (this.#detail?.room ?? []).map((each) => `${whoWaits(each, row)} · ${aboutOf(each)}`);
-    if (row) askToDrop(row, shown, this.#model.about);
+    if (row) askToDrop([row], shown, this.#model.about);
   }
 
   // What ages between two messages.

@@ -1,5 +1,5 @@
 // The page: hears what the server tells, and shows it.
-import { askToBreakAll, askToDropAll, suspensions } from "./actions.js";
+import { askToBreakAll, askToDrop, suspensions } from "./actions.js";
 import { clock, count, el, h, mark, patch, plain, say, setNoArguments, taskOf, zone } from "./format.js";
 import { LockPage } from "./lock.js";
 import { Model } from "./model.js";
@@ -242,7 +242,7 @@ say(at("zone"), `All times: ${zone()}`);
 at("filter").addEventListener("submit", (event) => event.preventDefault());
 at("query").addEventListener("input", () => change({ q: at("query").value }));
 for (const name of ["task", "node", "order"]) at(name).addEventListener("change", (event) => change({ [name]: event.target.value }));
-at("drop-all").addEventListener("click", () => askToDropAll(toDrop(), model.about));
+at("drop-all").addEventListener("click", () => askToDrop(toDrop(), [], model.about));
 at("break-all").addEventListener("click", () => askToBreakAll(toBreak(), model.about));
 at("previous").addEventListener("click", () => change({ page: String(Number(view.page) - 1) }));
 at("next").addEventListener("click", () => change({ page: String(Number(view.page) + 1) }));
