@@ -184,6 +184,8 @@ class Course(baton.World):
         self.left_by_dead: list[tuple[str, str]] = []
         self.taken: dict[str, list[float]] = {}
         self.killed: dict[str, int] = {}
+        #: When a child was killed, and what it had.
+        self.deaths: list[tuple[float, str]] = []
         self.happened: list[tuple[float, float, str]] = []
         #: From when until when the lock server's writes were lost, by a failover.
         self.forgotten: list[tuple[float, float]] = []
@@ -664,6 +666,7 @@ class Course(baton.World):
             return
         if child.job is not None and not child.job.is_over:  # a time limit has ended that one
             self._has_died(child.job.task_id)
+            self.deaths.append((self.now, child.job.task_id))
         name = self.named(child.job.task_id) if child.job else "no task"
         self.note(f"KILLED: {child.process}, which has {name}")
         if child.job is not None:

@@ -301,7 +301,7 @@ OWN: dict[str, Fault] = {
     ),
     "a vanished lock is taken again, whoever had it since": _lua(
         "extend", "if tonumber(counter) > tonumber(last_counter) then", "if false then",
-        needs=_both(_events("restart empty"), _events("stop child")), faults=True,
+        needs=_both(_events("restart empty"), _SILENCE), faults=True,
     ),
     "who leaves takes the newer call along": _lua(
         "entries", "  if state.id == id and ((receipt or '') == ''", "  if (true",

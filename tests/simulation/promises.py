@@ -34,6 +34,22 @@ def a_dead_child_leaves_no_lock(course: Course) -> None:
 
 
 @prop
+def who_waits_in_a_room_has_not_failed(course: Course) -> None:
+    """guarantees.md, "How a run ends": a child that dies once its task is parked loses nothing."""
+    if _outage(course):
+        return
+    for at, task_id in course.deaths:
+        taken = [when for when in course.taken.get(task_id, ()) if when < at]
+        parked = [when for when, _, parked in course.parked if parked == task_id and when < at]
+        if not taken or not parked or parked[-1] < taken[-1] or course.killed[task_id] > 1:
+            continue
+        for when, _, result in course.states.get(task_id, []):
+            lost = isinstance(result, dict) and result.get("exc_type") == "WorkerLostError"
+            if when > at and lost:
+                course.failed("has not failed", f"{course.named(task_id)} waits at {when:.3f} s")
+
+
+@prop
 def whose_lock_is_broken_is_told(course: Course) -> None:
     """options.md: "The holder is told who broke it, and does not take it again"; guarantees.md: at
     the next extension, within a third of the ttl.
