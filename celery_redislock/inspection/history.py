@@ -14,7 +14,7 @@ from ..app.settings import app_locks
 from ..protocol import past
 from ..protocol.holders import cut
 from ..protocol.keys import in_all_buckets, keys_of_lock_id, lock_keys, runs_of
-from ..protocol.past import PastRun
+from ..protocol.past import PastRun as PastRun
 from ..protocol.rooms import pairs_in
 from ..servers.looking import in_batches
 from ..servers.server import Server

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 from ..inspection.about import server_time
-from ..inspection.history import history, turned_away
+from ..inspection.history import PastRun, history, turned_away
 from ..inspection.locks import Found, lock, snapshot
 from ..inspection.rooms import Waiting, waiting
 from ..inspection.suspensions import suspensions
-from ..protocol.past import PastRun
 
 #: How many rows name waiting tasks: those of the locks with the most of them.
 NAMED_ROOMS: Final = 20

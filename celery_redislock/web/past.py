@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 from typing import Any, Final
 
+from ..inspection.history import PastRun
 from ..inspection.locks import Found
 from ..inspection.states import GOING_ON
-from ..protocol.past import PastRun
 from .look import Seen
 
 #: A run as plain data, as the page gets it.
