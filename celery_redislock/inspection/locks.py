@@ -44,14 +44,11 @@ PARTS: Final = ((0, 15), (15, 127), (127, MAX_LIMIT))
 LONGEST_TTL: Final = 366 * 86400 * 1000
 #: The kinds of keys that a walk notes, besides the slots.
 NOTED: Final = ("room", "waiters", "broken", "lost")
-#: What `Found.to_dict` tells, beside the task and the suspension.
+#: What `Found.to_dict` tells, beside task and suspension, in the order for people.
 TOLD: Final = (
-    *("key", "name", "state", "kept_for", "due_in", "held_for", "lives_for", "ttl", "turned_away"),
-    *("waiting", "untaken", "broken_by", "lost_because", "queue", "queue_depth"),
-)
-TOLD_OF_HOLDER: Final = (
-    *("label", "description", "task_id", "attempt", "node", "pid", "acquired_at", "fence"),
-    "replaced_by",
+    *("key", "name", "label", "description", "state", "kept_for", "due_in", "task_id", "attempt"),
+    *("node", "pid", "acquired_at", "held_for", "lives_for", "ttl", "turned_away", "waiting"),
+    *("untaken", "fence", "replaced_by", "broken_by", "lost_because", "queue", "queue_depth"),
 )
 
 
@@ -139,11 +136,10 @@ class Found:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, without the token."""
-        holder = (self.holder or Holder()).to_dict()
+        holder = self.holder or Holder()
         return {
             "task": self.task or None,
-            **{name: getattr(self, name) for name in TOLD},
-            **{name: holder[name] for name in TOLD_OF_HOLDER},
+            **{name: getattr(self if hasattr(self, name) else holder, name) for name in TOLD},
             "suspension": self.suspension and self.suspension.to_dict(),
         }
 
