@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from . import entries, holders
+from . import entries, holders, notes
 from .claims import Claim, Done, Free, Full, Look, Older, Parked, Parking, to_ms
 from .clock import clock
 from .exchange import UNKNOWN_TTL, Call, Query, done_in, nothing, offered_in, seconds_in
@@ -140,28 +140,32 @@ def _with_notes(
 
 
 def goes_on_elsewhere(claim: Claim, own: Sequence[str]) -> Query[bool]:
-    """Whether the attempt of a delivery, which has ended, is in the waiting room, or runs as
-    another delivery. Its `own` tokens are those under which the lock may be kept for its message or
-    retry.
+    """Whether the attempt of a delivery, which has ended, is in the waiting room, or was replaced
+    there, or runs as another delivery. Its `own` tokens are those under which the lock may be kept
+    for its message or retry.
     """
     of = claim.keys
     slot = entries.slot_of(claim.task)
     commands = [
         ("HEXISTS", of.entries, claim.entry_id),
         ("HGET", of.entries, f"#{slot}"),
-        *(("GET", key) for key in (of.lock, *of.slots)),
+        *(("GET", key) for key in (claim.done_key, of.lock, *of.slots)),
     ]
     return Query(commands, partial(_goes_on, claim, own), of.lock, claim.ttl)
 
 
 def _goes_on(claim: Claim, own: Sequence[str], replies: list[Any]) -> bool:
-    waits, pending, *values = replies
+    waits, pending, text, *values = replies
     is_pending = entries.id_in(pending, b"") == claim.entry_id
+    note = notes.decode(text) if isinstance(text, bytes) else None
+    # Who replaced it there ends it. What was replaced as it ran is ended by its message or run.
+    is_replaced = note is not None and note.replaced_by is not None and note.kind == notes.ENDED
     records = [holders.decode(value) for value in values if isinstance(value, bytes)]
     attempt = (claim.task_id, claim.attempt, claim.nesting)
     return (
         waits == 1
         or is_pending
+        or is_replaced
         or any(
             (each.get("task_id"), each.get("attempt", 0), each.get("nesting", 0)) == attempt
             and each.get("token") not in (claim.token, *own)

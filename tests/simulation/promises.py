@@ -223,6 +223,8 @@ def unique_from_when_it_is_sent(course: Course) -> None:
         for again, its_key, other_id in course.reserved[i + 1 :]:
             other = course.calls.get(other_id)
             is_same = other is not None and other.spec == call.spec and other_id != task_id
+            if other is not None and other.is_of_canvas:
+                continue  # "So do duplicates in a canvas, whose id something waits for"
             if is_same and its_key == key and again < until:
                 course.failed("unique", f"{other_id} is sent beside {call.name}")
 

@@ -160,6 +160,17 @@ def test_a_copy_of_what_did_not_come_to_its_end_meets_none(room, note):
     assert room.ask("runs").holder.cooling_down
 
 
+def test_what_was_replaced_in_a_room_is_ended_by_who_replaced_it(room):
+    """If the process that parked it dies, its worker stores no failure."""
+    room.take("runs")
+    older = room.claim("older")
+    assert not room.store.ask(rooms.goes_on_elsewhere(older, ()))
+    assert room.replaces("older") == []
+    assert room.store.ask(rooms.goes_on_elsewhere(older, ()))
+    assert room.replaces("newer") == ["older"]
+    assert room.store.ask(rooms.goes_on_elsewhere(older, ()))
+
+
 def test_what_is_in_the_pause_after_its_run_does_not_go_on_elsewhere(room):
     """If its process dies before it has stored the result, its message comes back."""
     claim, other = room.take("runs"), room.claim("runs")
