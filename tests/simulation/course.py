@@ -323,6 +323,10 @@ class Course(baton.World):
         """How often the broker delivered a message of this task once more."""
         return broker.broker.again[task_id]
 
+    def ended_at(self, call: Call) -> list[float]:
+        """When it ended: more than once, if copies of it ran."""
+        return [at for at, state, _ in self.states.get(call.task_id, []) if state in FINAL]
+
     def end_of(self, call: Call) -> str | None:
         """The last state of a call, if it is a final one; "never sent" of one that comes after one
         that did not succeed.

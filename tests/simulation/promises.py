@@ -8,7 +8,7 @@ import math
 from itertools import pairwise
 
 from . import tasks
-from .course import FINAL, Awaited, Call, Course
+from .course import Awaited, Call, Course
 from .properties import (
     LATE,
     OFFERED,
@@ -108,7 +108,7 @@ def who_is_turned_away_met_a_lock(course: Course) -> None:
     for call in course.calls.values():
         if call.spec.policy not in ("skip", "skip_result", "raise") or call.does:
             continue
-        ends = [at for at, state, _ in course.states.get(call.task_id, []) if state in FINAL]
+        ends = course.ended_at(call)
         ran = any(run.task_id == call.task_id for run in course.runs)
         if not ends or ran or call.task_id not in course.taken:
             continue
@@ -145,7 +145,7 @@ def _may_be_met(course: Course, other: Call, call: Call, came: float, ended: flo
     """Whether another call may have had the lock between these times, or come first."""
     if other is call or other.key != call.key or other.sent > ended:
         return False
-    over = [at for at, state, _ in course.states.get(other.task_id, []) if state in FINAL]
+    over = course.ended_at(other)
     runs = [run for run in course.runs if run.task_id == other.task_id]
     last = max([*over[:1], *(_free_after(course, run) for run in runs)], default=course.now)
     if last < came - TICK:
@@ -173,7 +173,7 @@ def _may_begin_again(course: Course, call: Call) -> bool:
 
 
 def _began_before_its_end(course: Course, call: Call) -> bool:
-    end = min(at for at, state, _ in course.states[call.task_id] if state in FINAL)
+    end = course.ended_at(call)[0]
     return any(run.task_id == call.task_id and run.began <= end for run in course.runs)
 
 
@@ -194,7 +194,7 @@ def what_has_ended_does_not_run(course: Course) -> None:
             continue  # options.md: nothing is locked while it runs, so copies run
         if "expires" in call.options and course.came_again(call.task_id):
             continue  # Celery looks at that as a message comes: one may wait in the pool
-        ends = [at for at, state, _ in course.states.get(call.task_id, []) if state in FINAL]
+        ends = course.ended_at(call)
         met = course.met.get(call.task_id, ())
         is_twice = any(at <= broke <= at + 1.0 + TICK for at in met for broke in lost)
         if not ends or is_twice or _may_begin_again(course, call):
@@ -219,7 +219,8 @@ def unique_from_when_it_is_sent(course: Course) -> None:
             continue
         over = [run.began for run in course.runs if run.task_id == task_id and run.began >= at]
         over += [when for when, _, _ in course.states.get(task_id, ()) if when >= at]
-        until = min(over, default=course.now)
+        # With "queued" the lock is given back a moment before the body begins.
+        until = min(over, default=course.now) - TICK * ("queued" in _options(course, call))
         for again, its_key, other_id in course.reserved[i + 1 :]:
             other = course.calls.get(other_id)
             is_same = other is not None and other.spec == call.spec and other_id != task_id
@@ -380,7 +381,7 @@ def _is_awaited(course: Course, call: Call, at: float) -> bool:
         return False
     sent = [when for when in course.published(call.task_id) if parked[-1] < when < at]
     begins = [run.began for run in course.runs if run.task_id == call.task_id]
-    ends = [when for when, state, _ in course.states.get(call.task_id, []) if state in FINAL]
+    ends = course.ended_at(call)
     gives_up = course.taken[call.task_id][0] + MAX_WAIT - LATE
     is_over = call.spec.policy == "queue_bounded" and at > gives_up
     goes_on = min([*begins, *ends, course.now]) > at
@@ -405,6 +406,6 @@ def the_time_of_a_wait_goes_on(course: Course) -> None:
         )
         sent = [at for at in course.published(call.task_id) if due - LATE < at < due + LATE]
         begins = [run.began for run in course.runs if run.task_id == call.task_id]
-        ends = [at for at, state, _ in course.states.get(call.task_id, []) if state in FINAL]
+        ends = course.ended_at(call)
         if is_suspended and not sent and min([*begins, *ends, course.now]) > due + LATE:
             course.failed("timeout", f"{call.name} is not published at {due:.3f} s")

@@ -474,7 +474,7 @@ def one_message_of_a_call_is_in_the_queue(course: Course) -> None:
         if not is_one:
             continue
         begins = [run.began for run in course.runs if run.task_id == one.task_id]
-        ends = [at for at, state, _ in course.states.get(one.task_id, []) if state in FINAL]
+        ends = course.ended_at(one)
         is_there = one.sent + TICK < call.sent < min([*begins, *ends, course.now]) - TICK
         if is_there and call.key not in outside:
             course.failed("one message", f"{call.name} is sent beside {one.name}")
@@ -729,7 +729,7 @@ def what_may_run_runs(course: Course) -> None:
             continue
         if call.spec.policy.startswith(("defer", "debounce")):
             continue
-        end = [at for at, state, _ in course.states.get(call.task_id, []) if state in FINAL]
+        end = course.ended_at(call)
         begins = [run.began for run in course.runs if run.task_id == call.task_id]
         came = min([*end, *begins, course.now])
         keeps = [each for each in course.suspended if each.keeps(call.spec.name, call.key)]
