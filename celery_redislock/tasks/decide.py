@@ -271,8 +271,10 @@ def step(facts: Facts, state: State, asked: Question, answer: Any) -> tuple[Stat
     if isinstance(answer, Acquired):
         return state, Go(wish.busy) if isinstance(wish, Await) else GO
     if isinstance(answer, TooLarge):
-        # It may be an outage all the same. Then what comes next does not answer either.
         state = state._replace(is_too_large=True)
+        if isinstance(asked, Park) and asked.busy.suspension is not None:
+            return _to_room(facts, state, asked)  # it is deferred: it may be a task without a lock
+        # It may be an outage all the same. Then what comes next does not answer either.
         return state, _try(facts, state)
     if isinstance(asked, Park) and not isinstance(answer, Parked | LockUnavailable):
         state = state._replace(parks_as="")

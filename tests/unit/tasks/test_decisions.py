@@ -508,7 +508,7 @@ TABLE: dict[str, tuple[Case, list[Answer], list[Question], Outcomes]] = {
         Waits(Outcome.COALESCED, None, SUSPENSION),
     ),
     "suspended, a retry whose message is too large": (
-        RETRY, [OFF, TOO_LARGE, OFF], [Park(OFF), Try(note="+1")],
+        RETRY, [OFF, TOO_LARGE], [Park(OFF)],
         PutOff(1.0, Outcome.DEFERRED, suspension=SUSPENSION),
     ),
     "suspended, a retry from a fanout exchange": (
