@@ -183,6 +183,7 @@ class Course(baton.World):
         #: What a dead child has left on the lock server for longer than `FREED_WITHIN`.
         self.left_by_dead: list[tuple[str, str]] = []
         self.taken: dict[str, list[float]] = {}
+        self.taken_retries: dict[str, list[float]] = {}
         self.killed: dict[str, int] = {}
         #: When a child was killed, and what it had.
         self.deaths: list[tuple[float, str]] = []
@@ -650,8 +651,10 @@ class Course(baton.World):
             token = json.loads(lock_server.arguments_in(command)[0])["token"]
             (self.unconfirmed.discard if are_enough else self.unconfirmed.add)(token)
 
-    def child_takes(self, task_id: str) -> None:
+    def child_takes(self, task_id: str, retries: int) -> None:
         self.taken.setdefault(task_id, []).append(self.now)
+        if retries:
+            self.taken_retries.setdefault(task_id, []).append(self.now)
 
     # -- what dies ------------------------------------------------------------------------
 

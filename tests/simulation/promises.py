@@ -260,7 +260,7 @@ def a_kept_retry_takes_its_lock(course: Course) -> None:
         runs = [run for run in course.runs if run.task_id == call.task_id]
         if not runs or runs[0].ended is None or runs[0].lease.is_lost:
             continue
-        comes = [at for at in course.taken[call.task_id] if at > runs[0].began + TICK]
+        comes = course.taken_retries.get(call.task_id, ())
         begins = runs[1].began if len(runs) > 1 else course.now
         kept_until = runs[0].ended + course.plan.ttl + call.does[1] - 1.0
         if comes and comes[0] < kept_until and begins > max(comes[0], runs[0].ended) + 1.5:

@@ -86,10 +86,11 @@ class Child:
             self._wakes.clear()
             job = self.job
             assert job is not None
-            baton.world.child_takes(job.task_id)
+            args = pickle.loads(job.args)
+            baton.world.child_takes(job.task_id, args[2]["retries"])
             self._say(self.worker.pool.accepted, job, self.process.pid)
             try:
-                result, ok = job.target(*pickle.loads(job.args)), True
+                result, ok = job.target(*args), True
             except (SystemExit, KeyboardInterrupt):
                 once.run_exits()
                 baton.world.kill(self.process)
