@@ -576,11 +576,11 @@ class Life:
             if self._running is not None:
                 self._running.restore()
             self.is_over = True
-        except SoftTimeLimitExceeded as exc:
+        except SoftTimeLimitExceeded:
             if self.facts is not None and self.facts.is_eager:
                 raise  # the limit is of the task that runs this one
-            logger.error(
-                "redislock: could not settle %s under %r in time", *self._name, exc_info=exc
+            logger.warning(
+                "redislock: the soft time limit of %s came as %r was settled: again", *self._name
             )
         except Exception:
             self._is_settled = True

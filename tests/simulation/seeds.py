@@ -35,5 +35,6 @@ FOUND = (
     "401714 --plain",  # a copy of what had lain in its worker ran again after a time limit
     "501638",  # what waited in a pool slot kept its place, as not taken
     "401967 --plain",  # who gave up just after its message was sent was sent another one
+    "71163273",  # a soft time limit in a release, which is repeated, was logged as a fault of ours
     "700260",  # a suspended task without a lock was skipped: its message was too large to wait
 )
