@@ -52,6 +52,7 @@ class Wires:
         self._kwargs = {
             **kwargs,
             "socket_timeout": None,  # see `Wire.hold`
+            "socket_connect_timeout": None,  # see `_made_in_time`
             "retry": Retry(NoBackoff(), 0),
             "redis_connect_func": None,
         }

@@ -437,7 +437,8 @@ def test_the_lock_outlives_a_loop_that_is_blocked(lock, blocking):
 @pytest.mark.parametrize("where", ["acquire", "wait", "release"])
 def test_a_loop_that_stands_still_meanwhile_loses_nothing(redis_server, lock, blocking, where):
     async def stall() -> None:
-        time.sleep(1.5)
+        await asyncio.sleep(0)  # a connection is being made
+        time.sleep(2.5)
 
     async def main() -> None:
         held = lock(ttl=12)
