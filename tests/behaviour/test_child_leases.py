@@ -31,6 +31,13 @@ def start(worker, send, journal, label):
 
 
 @pytest.fixture
+def fifo(tmp_path):
+    """For `holds_gil`."""
+    os.mkfifo(path := tmp_path / "fifo")
+    return path
+
+
+@pytest.fixture
 def stop():
     """Stops a process until the test ends, or `go_on` is called with it."""
     stopped = []
@@ -50,16 +57,14 @@ def go_on(pid):
 
 
 def test_a_body_that_holds_the_interpreters_lock_beyond_its_ttl_keeps_its_lock(
-    start, send, label, locks_of
+    start, send, label, locks_of, fifo
 ):
-    result, _ = start("holds_gil", 5.0)
+    result, _ = start("holds_gil", str(fifo))
     (key,) = locks_of(result.id)
-    never(
-        lambda: not locks_of(result.id) and result.state != "SUCCESS",
-        "the lock, with a ttl of 2 s, lapsed", 3.5,
-    )  # fmt: skip
-    duplicate = send("holds_gil", label, 0.0)
+    never(lambda: not locks_of(result.id), "the lock, with a ttl of 2 s, lapsed", 3.5)
+    duplicate = send("holds_gil", label, str(fifo))
     eventually(lambda: duplicate.state == "REVOKED", "the duplicate is skipped")
+    fifo.write_bytes(b".")
     assert result.get(timeout=30) == {"key": key, "lost": False}
 
 
@@ -80,18 +85,17 @@ def test_a_stopped_child_holds_no_longer_than_it_may(start, stop, locks_of):
 
 
 def test_a_child_that_ignores_its_termination_keeps_its_lock_until_it_is_gone(
-    start, sender, locks_of
+    start, sender, locks_of, fifo
 ):
     """TERM waits until the interpreter's lock is free, and Celery forgets the request at once."""
-    result, entry = start("holds_gil", 4.0)
+    result, entry = start("holds_gil", str(fifo))
     sender.control.revoke(result.id, terminate=True)
     eventually(lambda: result.state == "REVOKED", "it is revoked")
-    never(
-        lambda: not locks_of(result.id) and is_running(entry.pid),
-        "the lock lapsed and the body still ran", 2.5,
-    )  # fmt: skip
-    eventually(lambda: not is_running(entry.pid), "the child is gone", 30)
-    eventually(lambda: not locks_of(result.id), "the lock is free", 5)
+    never(lambda: not locks_of(result.id), "the lock lapsed and the body still runs", 3.5)
+    assert is_running(entry.pid)
+    fifo.write_bytes(b".")
+    eventually(lambda: not is_running(entry.pid), "the child is gone")
+    eventually(lambda: not locks_of(result.id), "the lock is free")
 
 
 def test_the_locks_of_all_children_are_extended_in_one_round_trip(
