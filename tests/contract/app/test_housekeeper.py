@@ -261,13 +261,12 @@ def test_a_process_that_ends_waits_for_what_follows_the_end_of_its_children(hous
 
 def test_what_follows_a_process_that_is_watched_wakes_no_thread(housekeeper, process, monkeypatch):
     """A worker's main process says it for each task that a child begins."""
-    rings: list[object] = []
-    for bell in (module.Pollable, module.Alarm):
-        monkeypatch.setattr(bell, "ring", lambda bell: rings.append(bell))
     done: list[str] = []
+    wakes: list[str] = []
     for _ in range(100):
         housekeeper.when_gone(process.pid, lambda: done.append("gone"), most=1.0)
-    assert not rings
+        monkeypatch.setattr(housekeeper._frees, "see_to_it", lambda: wakes.append("again"))
+    assert not wakes
     process.kill()
     eventually(lambda: done == ["gone"], "it is done")
 
