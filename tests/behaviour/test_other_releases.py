@@ -124,8 +124,9 @@ def test_messages_that_only_a_newer_release_reads_wait_for_it(start, sender, jou
     back = "goes back to its queue"
     eventually(lambda: older.log().count(back) > 12, "each went back more than once")
     assert {each.state for each in sent.values()} == {"PENDING"}
-    processes = {line.partition(": WARNING/")[2].partition("]")[0] for line in told_by(older)}
-    assert 1 <= len(told_by(older)) == len(processes), "each process says it once"
+    told = told_by(older)  # another process may say it any time
+    processes = {line.partition(": WARNING/")[2].partition("]")[0] for line in told}
+    assert 1 <= len(told) == len(processes), "each process says it once"
 
     start("newer")
 
