@@ -149,8 +149,8 @@ class RedisServer(Program):
 
     Args:
         arguments: more of its command line.
-        persistent: every write is on the disk before it is answered, and `restart` finds it.
-            Otherwise nothing is kept.
+        persistent: every write is in a file before it is answered, and `restart` finds it. Else
+            nothing is kept. It waits for no disk: no machine loses its power here.
         port: the port; None for a free one.
 
     Attributes:
@@ -168,7 +168,7 @@ class RedisServer(Program):
         self.tls_port: int | None = None
         # Replication writes files even without persistence.
         self._folder = tempfile.TemporaryDirectory(prefix="redislock-redis-")
-        keep = ("--appendonly", "yes", "--appendfsync", "always")
+        keep = ("--appendonly", "yes", "--appendfsync", "no")
         self._arguments = (*(keep if persistent else ("--appendonly", "no")), *arguments)
 
     @property
