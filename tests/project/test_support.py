@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -119,31 +118,3 @@ def test_what_a_run_has_started_ends_with_it_whatever_ended_it(signum):
         assert run.wait(10) == -signum
     eventually(lambda: not is_running(server), "the server has ended")
     eventually(lambda: not is_running(orphan), "so has what had lost its parent")
-
-
-# -- CI's second look -------------------------------------------------------------------------
-
-AGAIN = """
-import pathlib
-
-def test_that_fails_once():
-    runs = pathlib.Path(__file__).with_suffix(".runs")
-    is_first = not runs.exists()
-    runs.touch()
-    assert not is_first
-"""
-
-
-def test_ci_looks_twice_at_one_test_that_failed(tmp_path):
-    path = tmp_path / "test_again.py"
-    path.write_text(AGAIN)
-    plain = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_XDIST_WORKER": ""}
-    ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "tests.support.again", path.name],
-        cwd=tmp_path,
-        env={**os.environ, **plain, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert ran.returncode == 0, ran.stdout
-    assert ran.stdout.count("FAILED ONCE") == 1
