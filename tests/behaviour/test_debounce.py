@@ -50,6 +50,6 @@ def test_of_a_burst_the_last_runs_when_it_is_quiet_and_the_others_name_their_suc
     assert at >= sent + QUIET - 0.2, "it was not quiet yet"
     for replaced, successor in itertools.pairwise(results):
         with pytest.raises(TaskReplaced) as caught:
-            replaced.get(timeout=10)
+            replaced.get(timeout=60)
         assert caught.value.holder.task_id == successor.id
     eventually(room.is_empty, "nothing waits")

@@ -92,7 +92,7 @@ def test_one_worker_runs_it_and_the_others_end_their_copies(site, journal, label
     eventually(lambda: len(site.ends_of_copies(result)) == 2, "the others have ended")
     assert not result.ready(), "they store no result"
     journal.let_go(result.id)
-    assert result.get(timeout=10) == label
+    assert result.get(timeout=60) == label
     assert journal.count(label, "start") == 1
     assert site.received(result) == 3
 
@@ -111,7 +111,7 @@ def test_copies_that_meet_another_run_are_put_off_each_to_its_own_queue(
         await_line(worker, result.id, "received")
     if site.kind == "redis":
         with pytest.raises(TaskSkipped):
-            result.get(timeout=10)
+            result.get(timeout=60)
         warned = [
             line for each in site.workers for line in lines_of(each, result.id, "is skipped: it")
         ]
@@ -119,7 +119,7 @@ def test_copies_that_meet_another_run_are_put_off_each_to_its_own_queue(
         assert all("WARNING" in line for line in warned)
         never(lambda: site.received(result) > 3, "it is published again", 1)
         journal.let_go(holder.id)
-        assert holder.get(timeout=10) == label
+        assert holder.get(timeout=60) == label
         assert journal.count(label, "start") == 1
         return
     eventually(lambda: site.received(result) > 3, "they come again")

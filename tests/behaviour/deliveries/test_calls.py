@@ -33,7 +33,7 @@ def test_what_a_call_of_its_own_does_around_run_is_under_the_lock(
     assert journal.overlaps(label) == []
     assert [entry.task_id for entry in journal.read(label, "start")] == [first.id]
     with pytest.raises(TaskSkipped) as caught:
-        second.get(timeout=10)
+        second.get(timeout=60)
     assert caught.value.holder.task_id == first.id
 
 

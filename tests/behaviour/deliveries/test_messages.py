@@ -57,7 +57,7 @@ def test_a_pickled_duplicate_runs_in_the_end_with_its_argument(
     assert len(lines_of(worker, pickled.id, "received")) < 10
     journal.let_go(holder.id)
     assert pickled.get(timeout=20)["what"] == sorted(WHAT)
-    assert holder.get(timeout=5)["what"] == []
+    assert holder.get(timeout=60)["what"] == []
     assert journal.count(label, "start") == 2
     assert journal.overlaps(label) == []
 
@@ -72,7 +72,7 @@ def sent_twice(worker, journal, started, send):
     await_line(worker, duplicate.id, "received")
     never(duplicate.ready, "it ended while the lock was held", 0.7)
     journal.let_go(holder.id)
-    return holder.get(timeout=10), duplicate.get(timeout=20), duplicate.id
+    return holder.get(timeout=60), duplicate.get(timeout=20), duplicate.id
 
 
 #: All that a caller can say of a message, and tools such as django-celery-beat do say.

@@ -63,7 +63,7 @@ def await_end(journal, label):
         eventually(lambda: older.ready() or journal.count(label, "start") > 2, "the older ended")
         never(lambda: journal.count(label, "start") > 2, "the older one runs again", 1.5)
         with pytest.raises(TaskReplaced) as caught:
-            older.get(timeout=5)
+            older.get(timeout=60)
         assert caught.value.holder.task_id == newer.id
         assert [entry.task_id for entry in journal.read(label, "start")] == [older.id, newer.id]
         assert (newer.state, older.state) == ("SUCCESS", "REVOKED")

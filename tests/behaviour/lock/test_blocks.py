@@ -91,7 +91,7 @@ def test_a_block_that_lost_its_lock_says_so_in_the_thread_in_which_it_ends(
     mine = lock(ttl=2)
     of_request(threads[0], mine.__enter__)
     client.set(mine.key, "the thief's")
-    eventually(lambda: mine.lost, "it is lost", 10)
+    eventually(lambda: mine.lost, "it is lost")
     with pytest.raises(LockLost):
         of_request(threads[1], mine.__exit__, None, None, None)
     client.delete(mine.key)
@@ -103,7 +103,7 @@ def test_a_block_that_lost_its_lock_does_not_free_the_next_ones(lock, client, th
     mine = lock(ttl=2)
     of_request(threads[0], mine.__enter__)
     client.set(mine.key, "the thief's")
-    eventually(lambda: mine.lost, "it is lost", 10)
+    eventually(lambda: mine.lost, "it is lost")
     client.delete(mine.key)
     of_request(threads[1], mine.__enter__)  # the next one
     with pytest.raises(LockLost):

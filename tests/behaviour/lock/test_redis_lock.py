@@ -79,11 +79,11 @@ def test_a_thread_that_ends_with_the_lock_is_told_once_and_the_lock_lapses(
     thread = threading.Thread(target=mine.acquire, name="forgetful")
     thread.start()
     thread.join()
-    told = eventually(lambda: said_by(caplog, "never released"), "it is said", 5)
+    told = eventually(lambda: said_by(caplog, "never released"), "it is said")
     assert mine.key in told[0]
     assert "'forgetful'" in told[0]
     assert "expires within 2 s" in told[0]
-    eventually(lambda: not client.exists(mine.key), "it lapses", 5)
+    eventually(lambda: not client.exists(mine.key), "it lapses")
     assert mine.acquire(timeout=0) is True, "another thread may take it"
     assert mine.release() is True
     assert said_by(caplog, "never released") == told
@@ -150,7 +150,7 @@ def test_fence_lost_and_ensure_say_the_same_in_every_thread(lock, client, pool) 
     mine.acquire()
     fence = mine.fence
     client.set(mine.key, "the thief's")
-    eventually(lambda: pool.submit(seen_by, mine).result()[1], "it is lost", 5)
+    eventually(lambda: pool.submit(seen_by, mine).result()[1], "it is lost")
     assert pool.submit(seen_by, mine).result() == seen_by(mine) == (fence, True, False)
     assert mine.release() is False
     assert pool.submit(seen_by, mine).result() == seen_by(mine) == (0, False, False)
@@ -165,7 +165,7 @@ def test_a_thread_that_lost_the_lock_is_not_told_the_fence_of_the_next_thread(
     fence, _, _ = seen_by(mine)
     client.delete(mine.key)
     with lock():
-        eventually(lambda: mine.lost, "it is lost", 5)
+        eventually(lambda: mine.lost, "it is lost")
     with mine:
         newer = mine.fence
         assert newer > fence
@@ -182,8 +182,8 @@ def test_a_lock_whose_thread_ended_is_told_by_its_right_and_not_kept_alive(lock,
     thread.join()
     fence = mine.fence
     assert fence > 0
-    eventually(lambda: not client.exists(mine.key), "it lapses", 5)
-    eventually(lambda: seen_by(mine) == (fence, True, False), "it is lost", 5)
+    eventually(lambda: not client.exists(mine.key), "it lapses")
+    eventually(lambda: seen_by(mine) == (fence, True, False), "it is lost")
     mine.acquire()
     assert seen_by(mine) == (mine.fence, False, True)
     assert mine.fence > fence
@@ -240,7 +240,7 @@ def test_a_reentrant_count_dies_with_the_lock(lock, client, releases) -> None:
     for _ in range(3):
         mine.acquire()
     client.set(mine.key, "the thief's")
-    eventually(lambda: mine.lost, "it is lost", 10)
+    eventually(lambda: mine.lost, "it is lost")
     if releases:
         assert mine.release() is False
         assert mine.release() is False
@@ -374,7 +374,7 @@ def test_failure_1_a_holder_that_took_too_long_knows_it_and_frees_nobody_elses_l
     slow.says("holds")
     slow.signal(signal.SIGSTOP)
     other = lock(ttl=5)
-    assert other.acquire(timeout=10) is True
+    assert other.acquire(timeout=30) is True
     slow.signal(signal.SIGCONT)
     slow.says("lost")
     slow.says(["release", False])
@@ -405,7 +405,7 @@ def test_failure_3_of_many_that_try_when_a_lock_lapses_one_gets_it(lock, client)
         lapsing.acquire()
         waiting = [lock(ttl=5) for _ in range(8)]
         with ThreadPoolExecutor(8) as pool:
-            taken = list(pool.map(lambda each: each.acquire(timeout=0.6), waiting))
+            taken = list(pool.map(lambda each: each.acquire(timeout=2), waiting))
         assert sum(taken) == 1
         client.delete(lapsing.key)
 
@@ -531,7 +531,7 @@ os.waitpid(child, 0)
     parent.says("holds")
     never(lambda: not client.exists(lock().key), "it lapses", 1.5)
     parent.signal(signal.SIGKILL)
-    eventually(lambda: not client.exists(lock().key), "it lapses", 5)
+    eventually(lambda: not client.exists(lock().key), "it lapses")
 
 
 #: Forks as uWSGI does: Python's hooks do not run. It keeps the GIL, and none of the other threads
@@ -675,7 +675,7 @@ def test_a_heartbeat_tries_ten_times_a_second_while_the_server_is_away(
 ) -> None:
     with RedisLock(own_redis.url, label, ttl=6) as mine:
         own_redis.kill()
-        eventually(lambda: "could not extend" in caplog.text, "a heartbeat finds nobody", 10)
+        eventually(lambda: "could not extend" in caplog.text, "a heartbeat finds nobody")
         own_redis.start()
         with own_redis.client() as client:  # and not every five seconds
             eventually(lambda: client.exists(mine.key), "it is taken again", 4)
@@ -687,7 +687,7 @@ def test_a_connection_that_breaks_costs_no_lock(proxy, client, label) -> None:
         proxy.cut_off()
         never(lambda: mine.lost, "it is lost before its right has ended", 1.0)
         proxy.reconnect()
-        eventually(lambda: client.pttl(mine.key) > 2000, "it is extended", 5)
+        eventually(lambda: client.pttl(mine.key) > 2000, "it is extended")
         assert mine.lost is False
 
 
@@ -698,10 +698,10 @@ def test_who_is_cut_off_for_longer_than_the_ttl_knows_that_it_lost(
     asked = time.monotonic()
     mine.acquire()
     proxy.cut_off()
-    eventually(lambda: mine.lost, "it knows by its own clock", 10)
+    eventually(lambda: mine.lost, "it knows by its own clock")
     assert time.monotonic() - asked > 0.9
     other = lock()
-    assert other.acquire(timeout=5) is True
+    assert other.acquire(timeout=30) is True
     proxy.reconnect()
     never(lambda: not mine.lost, "what is lost comes back", 0.3)
     assert mine.release() is False
@@ -757,5 +757,5 @@ def test_who_is_interrupted_while_waiting_waits_no_more(lock) -> None:
             waiter.acquire()
         assert waiter.fence == 0
         assert holder.lost is False
-    assert waiter.acquire(timeout=1) is True
+    assert waiter.acquire(timeout=10) is True
     assert waiter.release() is True

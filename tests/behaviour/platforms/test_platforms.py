@@ -159,7 +159,7 @@ def test_a_body_that_lost_its_lock_is_ended_if_it_asked_for_it(worker, start, cl
     client.set(key, "thief")
 
     with pytest.raises(LockLost):
-        result.get(timeout=15)
+        result.get(timeout=60)
     client.delete(key)
 
 

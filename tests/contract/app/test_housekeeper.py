@@ -138,7 +138,7 @@ def process(request, monkeypatch):
 def test_whether_a_process_has_ended_is_told_before_it_is_reaped(process):
     assert is_alive(process.pid)
     process.kill()
-    eventually(lambda: not is_alive(process.pid), "it has ended", 5)
+    eventually(lambda: not is_alive(process.pid), "it has ended")
     assert process.wait() == -9, "its status is still there for whoever reaps it"
     assert not is_alive(process.pid)
 
@@ -170,7 +170,7 @@ def test_wherever_an_errand_is_interrupted_later_ones_are_done():
         for where, _ in each_place(add, ("celery_redislock", "threading")):
             done = threading.Event()
             housekeeper.add(done.set)
-            eventually(done.is_set, where, 5)
+            eventually(done.is_set, where)
 
     in_a_child(check)
 
@@ -188,7 +188,7 @@ def test_wherever_a_chore_is_interrupted_it_begins_again():
         for where, _ in each_place(begin, ("celery_redislock.app", "celery_redislock.protocol")):
             rounds.clear()
             chore.begin()
-            eventually(lambda: rounds, where, 5)
+            eventually(lambda: rounds, where)
 
     chore: Any = None
     in_a_child(check)

@@ -168,7 +168,7 @@ def test_what_is_taken_again_after_it_could_not_be_left_is_given_back(redis_serv
 
     outcomes = []
     store = HeldUp(source_from_url(redis_server.url))
-    lease = Lease(store, make_claim(label, ttl=3))
+    lease = Lease(store, make_claim(label, ttl=12))
     lease.acquire()
     client.delete(lease.key)
     heartbeat.beat_now(lease)
@@ -177,7 +177,7 @@ def test_what_is_taken_again_after_it_could_not_be_left_is_given_back(redis_serv
     goes_on.set()
     eventually(lambda: outcomes, "the extension arrives")
     assert outcomes == [RETAKEN]
-    eventually(lambda: not client.exists(lease.key), "it is given back", 2)
+    eventually(lambda: not client.exists(lease.key), "it is given back", 6)
     store.close()
 
 
@@ -327,9 +327,9 @@ def test_wherever_the_start_is_interrupted_one_thread_extends_later_locks():
         for where, _ in each_place(add, ("celery_redislock.lock", "threading")):
             one, two = Beats(), Beats()
             mine.add(one)
-            eventually(lambda one=one: one.beat, where, 5)
+            eventually(lambda one=one: one.beat, where)
             mine.add(two)
-            eventually(lambda two=two: two.beat, where, 5)
+            eventually(lambda two=two: two.beat, where)
             assert len(given.beat | one.beat | two.beat) == 1, where
 
     in_a_child(check)

@@ -435,7 +435,7 @@ def test_a_hold_off_keeps_no_thread_from_a_release(own_redis, label) -> None:
             await asyncio.sleep(0.1)
             began = time.monotonic()
             assert await held.release()
-            assert time.monotonic() - began < 2
+            assert time.monotonic() - began < 10
             assert not any(each.done() for each in waits), "they wait for the end of the hold-off"
             for each in waits:
                 each.cancel()

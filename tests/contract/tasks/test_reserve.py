@@ -238,7 +238,7 @@ def test_a_send_that_a_leftover_swallows_is_logged_with_who_and_since_when(
 def test_a_message_that_was_lost_frees_the_lock_in_the_end(tasks, label):
     first = tasks.send("unique_lost", label)
     assert tasks.send("unique_lost", label).id == first.id
-    eventually(lambda: tasks.unique_lost.lock_holder(label) is None, "it lapsed", 5)
+    eventually(lambda: tasks.unique_lost.lock_holder(label) is None, "it lapsed")
     assert tasks.send("unique_lost", label).id != first.id
 
 

@@ -63,7 +63,7 @@ def test_an_outcome_stands_though_its_lock_cannot_be_released(worker, app, send,
     assert "could not release redislock:" in worker.log()
     runs_on(worker, send)
     # Nobody extends it.
-    eventually(lambda: app.tasks[name].lock_holder(told) is None, "it expires", 10)
+    eventually(lambda: app.tasks[name].lock_holder(told) is None, "it expires")
 
 
 @pytest.mark.parametrize("step", ["stamp", "__init__", "finished_note"])
