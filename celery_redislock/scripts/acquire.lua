@@ -35,52 +35,91 @@ local slots = {lock, unpack(KEYS, 15)}
 local value, ttl, lock_id, entry_id, note_if_busy, runs_kept = unpack(ARGV)
 local how, again, waiter_ttl, kept_opening, parent, member = unpack(ARGV, 7)
 
+local RECORDS_OF_A_RUN = 3      -- in the history
+local CUT_AFTER = 48            -- records, before a list of runs is cut again
+local RUNS_LIVE = 90 * 86400    -- seconds for which a task's runs are kept after the last one
+local RENEW_AFTER = 10 * 86400  -- seconds after which a list that is seldom cut is kept for longer
+
 local time = redis.call('TIME')
+local task = string.match(runs, '^[^}]*}:history:(.*)$')
 
 -- include values.lua
+
+-- Take a slot, which is free or kept for us, and record the run's begin, see history.lua. Replies.
+local function take(slot)
+  -- The time makes the fence rise if the counter is lost; the counter does if the clock goes back.
+  local micros = string.format('%06d', time[2])
+  local fence = time[1] .. micros
+  local number = tonumber(fence)
+  local least = (redis.call('GET', counter) or 0) + 1
+  local is_ahead = least > number
+  if is_ahead then
+    fence = string.format('%.0f', least)
+  end
+  local stored = acquired(value, fence, time[1], micros)
+  redis.call('SET', slot, stored, 'PX', ttl)
+  redis.call('SET', counter, fence)
+  if runs_kept ~= '0' then
+    local length = redis.pcall('RPUSH', runs, stored, lock_id)
+    if type(length) == 'number' and (length % CUT_AFTER < RECORDS_OF_A_RUN
+        or redis.call('PTTL', runs) < (RUNS_LIVE - RENEW_AFTER) * 1000) then
+      -- The tasks of a bucket share its number of runs equally: none pushes out the runs of another.
+      redis.pcall('ZADD', history, time[1], task)
+      redis.pcall('ZREMRANGEBYSCORE', history, '-inf', time[1] - RUNS_LIVE)
+      redis.pcall('PEXPIRE', history, RUNS_LIVE * 1000)
+      local tasks = tonumber(redis.pcall('ZCARD', history)) or 0
+      local share = tasks > 0 and math.ceil(runs_kept / tasks) or 0
+      local reply = share > 0 and redis.pcall('LTRIM', runs, -RECORDS_OF_A_RUN * share, -1)
+      if not reply or reply.err then
+        redis.pcall('DEL', runs)  -- a list that cannot be cut would grow for ever
+      else
+        redis.pcall('PEXPIRE', runs, RUNS_LIVE * 1000)
+      end
+    end
+  end
+  -- A number is the fastest reply to read.
+  return is_ahead and {'acquired', stored, fence} or number
+end
+
+-- The duplicate ends without a run: leave its note, and count it. Reply the value of the slot.
+local function turn_away(slot, current)
+  local ms, note = string.match(note_if_busy, '^(%d+):(.*)$')
+  if ms and redis.pcall('SET', done_note, note, 'PX', ms).err then
+    redis.call('DEL', done_note)  -- a full server takes the note only after this
+    redis.pcall('SET', done_note, note, 'PX', ms)
+  end
+  if note_if_busy ~= '' and runs_kept ~= '0' then
+    -- include turned.lua
+    current = count_for_run(slot, current)
+    count_for_task()
+  end
+  return current
+end
 
 -- The plain case: one slot, no note says that this attempt has run, and the lock is free and nobody
 -- waits, or another has it. The rest would do the same, and takes longer, also to make its functions.
 if #slots == 1 and (not how or how == 'wait' and kept_opening .. parent .. member == '') then
-  local slot, current = lock, redis.pcall('GET', lock)
+  local current = redis.pcall('GET', lock)
   if not current and redis.call('EXISTS', done_note, waiters, room, suspended) == 0 then
--- include taking.lua
+    return take(lock)
   elseif not how and is_of_another(current, entry_id, value) and redis.call('EXISTS', done_note) == 0 then
-    local ms, note = string.match(note_if_busy, '^(%d+):(.*)$')
-    if ms and redis.pcall('SET', done_note, note, 'PX', ms).err then
-      redis.pcall('DEL', done_note)  -- a full server takes the note only after this
-      redis.pcall('SET', done_note, note, 'PX', ms)
-    end
-    if note_if_busy ~= '' and runs_kept ~= '0' then
--- include runs.lua
--- include turned.lua
-      current = count_for_run(slot, current)
-      count_for_task()
-    end
-    return {'busy', current, redis.call('PTTL', slot), 'other', ms_of(time)}
+    return {'busy', turn_away(lock, current), redis.call('PTTL', lock), 'other', ms_of(time)}
   end
 end
 
 how, again, kept_opening = how or 'try', again == '1', kept_opening or ''
 parent, member = parent or '', member or ''
 -- include notes.lua
--- include runs.lua
--- include turned.lua
 -- include records.lua
 -- include entries.lua
 local opening = opening_of(token_of(value))
 local task_id, nesting, attempt = parts_of(entry_id)
 local publishes = task_id ~= ''
--- include suspended.lua
 -- include room.lua
 
 -- A newer call may have its place by now; or it was put into the room just now, or is a copy.
 if member == '' or state_of(member).id ~= entry_id then
   member = place_of(entry_id, '=' .. task) or entry_id
-end
-
-local function take(slot)
--- include taking.lua
 end
 
 -- `kept` is the value of a slot that is taken over. A pause that it was to keep goes on.
@@ -108,42 +147,34 @@ local function settled(slot, kept)
   return reply
 end
 
-local current, kept = {}, nil
-for i, slot in ipairs(slots) do
-  current[i] = redis.pcall('GET', slot)
-  if is_under(current[i], opening) then
-    redis.call('PEXPIRE', slot, ttl)
-    return {'acquired', current[i], fence_of(current[i])}
-  end
-  if kept_opening ~= '' and is_under(current[i], kept_opening) then
-    kept = i
-  end
-end
-
 -- The order of the runs under one task id: a task's replacement counts its retries from 0.
 local function order(nestings, attempts)
   return (tonumber(nestings) or 0) * 1000000 + (tonumber(attempts) or 0)
 end
 local mine = order(nesting, attempt)
 
--- Whether another copy of this very message has the lock.
-local function runs_itself()
-  for i in ipairs(slots) do
-    local holder = record_of(current[i])
-    if holder and holder.task_id == task_id and not is_newer(holder)
-        and not (holder.cooling or holder.held or holder.queued)
-        and order(holder.nesting, holder.attempt) == mine then
-      return true
-    end
+local current, holders, kept, runs_itself = {}, {}, nil, false
+for i, slot in ipairs(slots) do
+  current[i] = redis.pcall('GET', slot)
+  local holder = record_of(current[i])
+  holders[i] = holder
+  if is_under(current[i], opening) then
+    redis.call('PEXPIRE', slot, ttl)
+    return {'acquired', current[i], fence_of(current[i])}
+  elseif kept_opening ~= '' and is_under(current[i], kept_opening) then
+    kept = i
+  elseif holder and holder.task_id == task_id and not is_newer(holder)
+      and not (holder.cooling or holder.held or holder.queued) then
+    -- Whether another copy of this very message has the lock.
+    runs_itself = runs_itself or order(holder.nesting, holder.attempt) == mine
   end
-  return false
 end
 
 -- A lock kept since the message was sent proves that no copy ran.
 if task_id ~= '' and not again and not kept then
   local done = redis.call('GET', done_note)
   -- A run that must end for a newer one, but still runs, may yet have a result of its own.
-  if done and not (string.sub(done, 1, 1) == REPLACED_NOTE and runs_itself()) then
+  if done and not (says_replaced(done) and runs_itself) then
     return {'done', done, redis.call('PTTL', done_note)}
   end
 end
@@ -153,8 +184,7 @@ local function kept_off()
   local suspension = suspension_of(task)
   if suspension then
     redis.call('ZREM', waiters, opening)
-    local left = suspension['until'] - ms_of(time)
-    return {'busy', as_text(suspension), left, 'suspended', ms_of(time)}
+    return {'busy', as_text(suspension), suspension['until'] - now, 'suspended', now}
   end
 end
 
@@ -172,20 +202,12 @@ local function busy(i, relation, offered)
     redis.call('ZREM', waiters, opening)
   end
   local slot, value = slots[i], current[i] or ''
-  local ms, note = string.match(note_if_busy, '^(%d+):(.*)$')
-  if ms and relation ~= 'own' and relation ~= 'earlier' and relation ~= 'newer' then
-    redis.call('DEL', done_note)  -- a full server takes the note only after this
-    redis.pcall('SET', done_note, note, 'PX', ms)
+  if relation == 'other' or relation == 'foreign' then
+    value = turn_away(slot, value)
   end
-  if note_if_busy ~= '' and runs_kept ~= '0' and (relation == 'other' or relation == 'foreign') then
-    if type(value) == 'string' and value ~= '' then
-      value = count_for_run(slot, value)
-    end
-    count_for_task()
-  end
-  local text = relation ~= 'foreign' and value or ''
   local left = redis.call('PTTL', slot)
   -- A free slot is kept for the room; not for long.
+  local text = relation ~= 'foreign' and value or ''
   return {'busy', text, left == -2 and 1000 or left, relation, now, unpack(offered or {})}
 end
 
@@ -230,7 +252,7 @@ end
 -- A slot of this task's own comes before a free one: the task must not run beside its other run.
 local free, reserved, other, relation
 for i, slot in ipairs(slots) do
-  local holder = record_of(current[i])
+  local holder = holders[i]
   if not current[i] then
     free = free or i
   elseif not holder then
@@ -251,22 +273,16 @@ end
 local suspension = (free or reserved) and kept_off()
 if suspension then
   return suspension
-end
-if free then
-  if may_go(member) then
-    return settled(slots[free])
-  end
+elseif free and may_go(member) then
+  return settled(slots[free])
+elseif free then
   local offered = publishes and offer() or nil
   if offered then
     set_due()
   end
   return busy(free, 'other', offered)
-end
-if reserved then
+elseif reserved and how ~= 'wait' then
   -- A task that does not wait may go first: no run holds the lock, so the task must not be refused.
-  if how ~= 'wait' then
-    return settled(slots[reserved])
-  end
-  return busy(reserved, 'reserved')
+  return settled(slots[reserved])
 end
-return busy(other, relation)
+return busy(reserved or other, reserved and 'reserved' or relation)

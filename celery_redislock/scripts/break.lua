@@ -11,11 +11,8 @@ local lock, broken_by_whom, waiters, wake, room, rooms, runs = unpack(KEYS)
 local slots = {lock, unpack(KEYS, 8)}
 local lock_id, meant_opening, by = unpack(ARGV)
 
--- include values.lua
--- include runs.lua
 -- include records.lua
 -- include entries.lua
--- include soon.lua
 -- include history.lua
 
 local task = string.match(runs, '^[^}]*}:history:(.*)$')

@@ -14,12 +14,8 @@ local lock_id, in_favour_of, done_ttl, most, named = unpack(ARGV, 1, 5)
 local untaken, noted = {unpack(ARGV, 6, 5 + named)}, {unpack(ARGV, 6 + named)}
 local their_notes = {unpack(KEYS, 7)}
 
--- include values.lua
 -- include notes.lua
--- include runs.lua
--- include records.lua
 -- include entries.lua
--- include soon.lua
 
 local members = {}
 if not untaken[1] then

@@ -1,7 +1,6 @@
--- Part of other scripts: what is in a waiting room. `protocol/entries.py` is the same in Python;
--- tests/contract/scripts/test_formats.py compares the two.
+-- Part of other scripts: what is in a waiting room. `protocol/entries.py` is the same in Python.
 --
--- Needs the local `entries`; `take_out` needs `room`, `deadlines` and `sent` too, `look_at` needs
+-- Needs the local `entries`; `take_out` needs `room`, `deadlines` and `sent` too, `look_soon` needs
 -- `rooms` and `lock_id`. `entries` is a hash:
 --   member -> "<ms at which it gives up>|<ms of its arrival>|<what was parked>"
 --   "#" member -> "<ms at which to publish it>|<ms of the first call>|<receipt>|<the entry's id>"
@@ -10,17 +9,26 @@
 -- An id is "<task id>:<how often the task replaced itself>.<attempt>". A member is an id; or "=" and
 -- the name of a task: its pending slot, in which the newest call replaces the one before.
 
--- Have a worker look at this room at that time.
-local function look_at(ms)
-  redis.call('ZADD', rooms, string.format('%.0f', ms), lock_id)
+-- include values.lua
+
+-- Have a worker look at the room now, under the ids that it has: an operator may not know how many
+-- slots the lock has.
+local function look_soon()
+  local name, ids = string.match(lock_id, '|(.*)$'), {}
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', rooms, '-inf', '+inf')) do
+    ids[#ids + 1] = string.match(id, '|(.*)$') == name and id or nil
+  end
+  for _, id in ipairs(ids[1] and ids or {lock_id}) do
+    redis.call('ZADD', rooms, string.format('%.0f', ms_of(redis.call('TIME'))), id)
+  end
 end
 
-local function look_now()
-  look_at(ms_of(redis.call('TIME')))
-end
-
-local function id_of(task_id, nesting, attempt)
-  return string.format('%s:%d.%d', task_id, nesting, attempt)
+-- The id of the attempt that has the lock with this record, or that it is kept for; nil if none does.
+local function attempt_of(holder)
+  local attempt = (tonumber(holder.attempt) or 0) + (holder.held and 1 or 0)
+  if type(holder.task_id) == 'string' then
+    return string.format('%s:%d.%d', holder.task_id, tonumber(holder.nesting) or 0, attempt)
+  end
 end
 
 -- Task id, nesting and attempt, as texts; nil if it is not an id.
@@ -98,12 +106,6 @@ local function leave(member, id, receipt)
   if state.id == id and ((receipt or '') == '' or state.receipt == receipt) then
     return take_out(member)
   end
-end
-
--- Some fields of a hash, flat: reading all of a large one would block the server. They are random,
--- so that fields that stay do not hide the others for ever.
-local function some_of(hash, most)
-  return redis.call('HRANDFIELD', hash, most, 'WITHVALUES') or {}
 end
 
 -- A replaced entry that may have no result yet, as text: its successor's task id, the entry, and the

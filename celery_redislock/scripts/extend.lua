@@ -15,8 +15,6 @@ local lock, fence_counter, broken = unpack(KEYS)
 local slots = {lock, unpack(KEYS, 4)}
 local value, ttl, retakes, fence, max_hold, last_counter, description = unpack(ARGV)
 
--- include values.lua
--- include runs.lua
 -- include records.lua
 
 local opening = opening_of(token_of(value))

@@ -14,8 +14,8 @@ local forgotten = 0
 for _, each in ipairs(done_notes) do
   local left = redis.call('PTTL', each)
   if left >= 0 and left <= tonumber(most) then
-    local kind = string.sub(redis.call('GET', each), 1, 1)
-    if kind ~= LASTING and kind ~= REPLACED_NOTE then
+    local note = redis.call('GET', each)
+    if lasting(note) ~= note and not says_replaced(note) then
       forgotten = forgotten + redis.call('DEL', each)
     end
   end

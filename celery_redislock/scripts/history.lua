@@ -1,5 +1,4 @@
--- Part of other scripts, after values.lua: how a run ended, for the history. `protocol/past.py` is the
--- same in Python; tests/contract/scripts/test_formats.py compares the two.
+-- Part of other scripts: how a run ended, for the history. `protocol/past.py` is the same in Python.
 --
 -- Each bucket has these keys:
 --   history           the tasks whose runs are kept -> the time at which a script last wrote this
@@ -9,6 +8,8 @@
 --       <fence>|<ms>|<how>|<how many duplicates it turned away>
 -- Writing the history must not make a script fail, or be its first write: the server may be out of
 -- memory, or the user may lack the right.
+
+-- include values.lua
 
 -- Record the end of a run. `runs` is the list's key, `ended` the record, "" for none. Without a
 -- value, the run no longer had the lock.

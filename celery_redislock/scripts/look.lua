@@ -20,9 +20,6 @@ local ON_ITS_WAY = 1000 -- ms that a message may take, which is not published ag
 
 local time = redis.call('TIME')
 local publishes = true
--- include values.lua
--- include entries.lua
--- include suspended.lua
 -- include room.lua
 
 -- Dead waiters go first, if there are any: a full server takes what follows only after a write that
@@ -69,8 +66,9 @@ local offered = give_up() or offer(true, true)
 local too_long = redis.call('ZRANGEBYSCORE', sent, '-inf', now - longest, 'LIMIT', 0, AT_ONCE)
 
 -- Whoever replaced an entry stores its result. If that takes too long, it died: this caller does it, and
--- nobody else meanwhile.
-local some, without_result, due = some_of(ended, AT_ONCE), {}, nil
+-- nobody else meanwhile. Reading all would block the server; those that stay must not hide others.
+local some = redis.call('HRANDFIELD', ended, AT_ONCE, 'WITHVALUES') or {}
+local without_result, due = {}, nil
 for i = 1, #some, 2 do
   local successor, entry, ms = ended_of(some[i + 1])
   local again_at = (ms or 0) + look_again

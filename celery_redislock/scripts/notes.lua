@@ -1,5 +1,4 @@
--- Part of other scripts: a done note, as text. `protocol/notes.py` is the same in Python;
--- tests/contract/scripts/test_formats.py compares the two.
+-- Part of other scripts: a done note, as text. `protocol/notes.py` is the same in Python.
 
 -- How a done note begins: the attempt must not run, since another task replaced it; or it is over. What
 -- was replaced has such a kind too, if its end is not up to the message that meets the note.
@@ -17,9 +16,9 @@ local function says_over(note)
   return string.find(note, '^%+?[01]') ~= nil
 end
 
--- Whether an attempt's done note says that another task replaced it.
-local function says_replaced(key)
-  return string.sub(redis.call('GET', key) or '', 1, 1) == REPLACED_NOTE
+-- Whether such a note says that another task replaced the attempt.
+local function says_replaced(note)
+  return string.sub(note, 1, 1) == REPLACED_NOTE
 end
 
 -- The note of an attempt that was replaced by this one. With ENDED_NOTE, its result is stored for it:

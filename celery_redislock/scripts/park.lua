@@ -42,12 +42,8 @@ local their_notes = {unpack(KEYS, #KEYS - #known + 1)}
 
 local limit, publishes = tonumber(most), true
 local time = redis.call('TIME')
--- include values.lua
 -- include notes.lua
--- include runs.lua
 -- include records.lua
--- include entries.lua
--- include suspended.lua
 -- include room.lua
 -- The caller's machine measures the age. All times are this server's.
 local arrived = tonumber(arrived_at) or time[1] * 1000 + time[2] / 1000 - age
@@ -58,28 +54,28 @@ end
 -- A task is in the room once, also if a copy of its message comes.
 member = place_of(id, pending) or member
 
-local function holder_in(slot)
-  local current = redis.pcall('GET', slot)
-  local holder = record_of(current)
-  -- One of a newer release may mean something else by its fields: it is only waited for.
-  return current, holder and not is_newer(holder) and holder or nil
-end
-
 local suspension = suspension_of(string.sub(pending, 2))
 if suspension then
   replace_after = ''  -- what runs goes on
 end
 
-local held_by = ''
+-- The slots whose holders this task replaces, with their records: a release that is newer than ours
+-- may mean something else by its fields, and is only waited for.
+local held_by, replaceable = '', {}
 for _, slot in ipairs(slots) do
-  local current, holder = holder_in(slot)
-  local is_own = holder and holder.task_id == task_id and not holder.cooling
+  local current = redis.pcall('GET', slot)
+  local holder = record_of(current) or {}
+  holder = is_newer(holder) and {} or holder
+  local is_own = holder.task_id == task_id and not holder.cooling
   if suspension and is_own and holder.queued and string.find(id, ':0.0', -4, true) then
     redis.call('DEL', slot)  -- its place in the room takes that of its reservation
-  elseif is_own or holder and holder.reserved and not waits_first and not suspension then
+  elseif is_own or holder.reserved and not waits_first and not suspension then
     return {'ask', {}, {}}
   else
     held_by = type(current) == 'string' and current or held_by
+    if replace_after ~= '' and holder.token and not holder.cooling then
+      replaceable[#replaceable + 1] = {slot, current, holder}
+    end
   end
 end
 
@@ -128,7 +124,7 @@ end
 
 -- A task that a worker kept back must not end a task that arrived later. Of two that one worker
 -- received, its own clock tells the order: calls take longer than there is between two messages.
-local function is_newer(its_arrival, its_receipt)
+local function is_later(its_arrival, its_receipt)
   local worker, at = string.match(receipt, '^(%x+):(%d+)')
   local its_worker, its_time = string.match(its_receipt or '', '^(%x+):(%d+)')
   if worker and worker == its_worker then
@@ -139,57 +135,40 @@ end
 
 if before then
   -- Of two that arrived at the same time, each would replace the other.
-  if says_replaced(done_note) then
-    return {'done', redis.call('GET', done_note), redis.call('PTTL', done_note)}
+  local note = redis.call('GET', done_note)
+  if note and says_replaced(note) then
+    return {'done', note, redis.call('PTTL', done_note)}
   end
   local _, its_arrival = times_of(before)
-  if is_newer(its_arrival, state.receipt) then
+  if is_later(its_arrival, state.receipt) then
     return {'older', parts_of(state.id) or state.id}
   end
-end
-
--- The id of the next attempt of a holder that this task replaces; nil if it replaces none.
-local function id_replaced(holder)
-  if not holder or holder.cooling or type(holder.task_id) ~= 'string' then
-    return
-  end
-  if holder.queued or holder.held or holder.token ~= '' then
-    local attempt = (tonumber(holder.attempt) or 0) + (holder.held and 1 or 0)
-    return id_of(holder.task_id, tonumber(holder.nesting) or 0, attempt)
-  end
-end
-
-for _, slot in ipairs(slots) do
-  local current, holder = holder_in(slot)
-  if replace_after ~= '' and holder then
-    local its_arrival = tonumber(holder.arrived_ms)
-    if not its_arrival and holder.age_ms and holder.acquired_at then
-      its_arrival = holder.acquired_at * 1000 - holder.age_ms
-    end
-    if is_newer(its_arrival, holder.receipt) then
-      return {'older', '', current}
-    end
-  end
-end
-if limit and not before and redis.call('LLEN', room) >= limit then
-  return {'full'}
 end
 
 local notes, needed = {}, {'notes'}
 for i, other in ipairs(known) do
   notes[other] = their_notes[i]
 end
-local function need(other)
-  if other and not notes[other] then
-    needed[#needed + 1] = other
+if before and not notes[state.id] then
+  needed[#needed + 1] = state.id
+end
+for _, each in ipairs(replaceable) do
+  local _, current, holder = unpack(each)
+  local its_arrival = tonumber(holder.arrived_ms)
+  if not its_arrival and holder.age_ms and holder.acquired_at then
+    its_arrival = holder.acquired_at * 1000 - holder.age_ms
+  end
+  if is_later(its_arrival, holder.receipt) then
+    return {'older', '', current}
+  end
+  local its_id = attempt_of(holder)
+  if its_id and not notes[its_id] then
+    needed[#needed + 1] = its_id
   end
 end
-need(before and state.id)
-for _, slot in ipairs(replace_after ~= '' and slots or {}) do
-  local _, holder = holder_in(slot)
-  need(id_replaced(holder))
-end
-if needed[2] then
+if limit and not before and redis.call('LLEN', room) >= limit then
+  return {'full'}
+elseif needed[2] then
   return needed
 end
 
@@ -209,19 +188,16 @@ if not before or in_front == '1' then
   redis.call(in_front == '1' and 'LPUSH' or 'RPUSH', room, member)
 end
 
--- Tell the holder that it is replaced, and by whom. If no run has the lock, free the lock now. A
+-- Tell each holder that it is replaced, and by whom. If no run has the lock, free the lock now. A
 -- done note tells every copy of the holder's message: a replaced task stays replaced.
-local function replace(slot)
-  local current, holder = holder_in(slot)
-  if not holder or holder.cooling then
-    return
-  end
-  local waits, its_id = holder.queued or holder.held, id_replaced(holder)
+for _, each in ipairs(replaceable) do
+  local slot, current, holder = unpack(each)
+  local its_id = attempt_of(holder)
   if its_id then
     local lives = math.max(redis.call('PTTL', slot), tonumber(done_ttl))
     redis.call('SET', notes[its_id], replaced_note(successor), 'PX', lives)
   end
-  if waits and its_id then
+  if its_id and (holder.queued or holder.held) then
     local rest = rest_of_pause(current, now)
     if rest > 0 then
       change(slot, cooling_down(current), rest)
@@ -232,11 +208,6 @@ local function replace(slot)
     -- Name the newest successor, but count the time from the first one.
     local at = replaced_at(current) or now + replace_after
     redis.call('SET', slot, to_be_replaced(current, at, successor), 'KEEPTTL')
-  end
-end
-if replace_after ~= '' then
-  for _, slot in ipairs(slots) do
-    replace(slot)
   end
 end
 

@@ -1,4 +1,6 @@
--- Part of other scripts, after runs.lua: reads a lock's value, and changes it.
+-- Part of other scripts: reads a lock's value, and changes it.
+
+-- include runs.lua
 
 local RESERVED = '{"token":"","reserved":true}'  -- kept for a waiter that was woken
 
@@ -87,14 +89,4 @@ end
 local function broken_by(broken_by_whom, opening)
   local _, last = string.find(broken_by_whom or '', opening, 1, true)
   return last and (string.match(broken_by_whom, '^,"by":("[^"]*")', last + 1) or '')
-end
-
--- The first of the local `slots` whose value has this opening, and the value; or nil.
-local function slot_under(opening)
-  for _, slot in ipairs(slots) do
-    local current = redis.pcall('GET', slot)
-    if is_under(current, opening) then
-      return slot, current
-    end
-  end
 end

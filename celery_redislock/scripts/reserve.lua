@@ -13,16 +13,12 @@ local lock, room, entries, rooms, deadlines, sent, waiters, ended, suspended = u
 local slots = {lock, unpack(KEYS, 10)}
 local value, ttl, lock_id = unpack(ARGV)
 
--- include values.lua
--- include runs.lua
--- include records.lua
-
-local opening, task = opening_of(token_of(value)), task_of(value)
 local time = redis.call('TIME')
 local publishes = true
--- include entries.lua
--- include suspended.lua
+-- include records.lua
 -- include room.lua
+
+local opening, task = opening_of(token_of(value)), record_of(value).task
 
 local kept = with(value, acquired_now(time))
 

@@ -1,5 +1,4 @@
--- Part of other scripts, after entries.lua and suspended.lua: the waiting room, and which of its tasks
--- is published next.
+-- Part of other scripts: the waiting room, and which of its tasks is published next.
 --
 -- A task stays in the room until it takes the lock, or ends. Whoever frees the lock publishes the
 -- first task that is not under way; if its message does not come, it is published again, with
@@ -16,6 +15,9 @@
 -- `waiters` is one too: the openings of those that wait in pool slots -> ms from which one that has
 -- not asked again is dead; and of those that are over, though a request of theirs may come late ->
 -- ms until which it is refused, as a negative number.
+
+-- include entries.lua
+-- include suspended.lua
 
 local now = ms_of(time)
 
@@ -59,12 +61,6 @@ local function wake_one(ms)
   redis.call('DEL', wake)
   redis.call('LPUSH', wake, '1')
   redis.call('PEXPIRE', wake, ms)
-end
-
--- Without the reservation, the next one to ask would take the lock before the waiter wakes.
-local function let_waiter_in(slot, ms)
-  redis.call('SET', slot, RESERVED, 'PX', ms)
-  wake_one(ms)
 end
 
 local function count_free()
@@ -257,11 +253,12 @@ local function set_due(least)
   end
   due = math.min(due, next_chance(free))
   due = math.max(math.min(due, next_deadline()), now)
+  local at = string.format('%.0f', due)
   if publishes then
-    look_at(due)
+    redis.call('ZADD', rooms, at, lock_id)
   else
     -- Never later than it was: it tells since when nobody has looked.
-    redis.call('ZADD', rooms, 'LT', string.format('%.0f', due), lock_id)
+    redis.call('ZADD', rooms, 'LT', at, lock_id)
   end
   return due - now
 end

@@ -1,6 +1,7 @@
--- Part of other scripts, after values.lua: reads a lock's value while a run has the lock, mostly
--- without decoding it; records.lua has the rest. `protocol/holders.py` is the same in Python;
--- tests/contract/scripts/test_formats.py compares the two.
+-- Part of other scripts: reads a lock's value while a run has the lock, without decoding it.
+-- records.lua has the rest.
+
+-- include values.lua
 
 local function token_of(value)
   return string.match(value, '^{"token":"([^"]*)"')
@@ -21,12 +22,6 @@ end
 -- Whether this is the value of a run that has the lock, or had it last.
 local function is_run(value)
   return is_under(value, '{"token":"') and string.find(value, ',"fence":', 1, true) ~= nil
-end
-
--- The name of the task whose run has the lock; nil for a `RedisLock`.
-local function task_of(value)
-  local ok, record = pcall(cjson.decode, value)
-  return ok and type(record.task) == 'string' and record.task or nil
 end
 
 -- How many duplicates the run turned away, and the position behind which the value says so; or 0.

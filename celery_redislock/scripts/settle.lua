@@ -31,7 +31,6 @@ local slots = {lock, unpack(KEYS, 14)}
 local opening, note, always, done_ttl, reserve_for, lock_id, can_publish, run_end = unpack(ARGV)
 local stray, min_hold, leaver, leavers_id, receipt, pause, heir, heirs_ttl, died = unpack(ARGV, 9)
 
--- include values.lua
 -- include history.lua
 
 -- The plain case, for which the rest would do the same, and take longer: the lock's
@@ -54,80 +53,44 @@ end
 
 local time = redis.call('TIME')
 local publishes = can_publish == '1'
+pause, heir = tonumber(pause) or 0, heir or ''
 
 -- include notes.lua
--- include runs.lua
 -- include records.lua
--- include entries.lua
--- include suspended.lua
 -- include room.lua
 
--- The slot that was left to the attempt with this id, and its value; or nil.
-local function slot_left_to(id)
+-- The first slot with a value of which this is true, and the value; or nil.
+local function find(is_meant)
   for _, slot in ipairs(slots) do
     local value = redis.pcall('GET', slot)
-    local holder = record_of(value)
-    if holder and holder.held and not is_newer(holder) and type(holder.task_id) == 'string' then
-      local nesting, attempt = tonumber(holder.nesting) or 0, tonumber(holder.attempt) or 0
-      if id_of(holder.task_id, nesting, attempt + 1) == id then
-        return slot, value
-      end
+    if is_meant(value) then
+      return slot, value
     end
   end
 end
 
-local slot, current = slot_under(opening)
+local slot, current = find(function(value) return is_under(value, opening) end)
 if not slot and (died or '') ~= '' then
   run_end, is_whole = '', true
-  slot, current = slot_left_to(died)
+  slot, current = find(function(value)
+    local holder = record_of(value)
+    return holder and holder.held and not is_newer(holder) and attempt_of(holder) == died
+  end)
 end
 -- If the lock is gone, it no longer says whether a copy was seen: assume so.
 local was_copied = not slot or string.find(current, REDELIVERED, 1, true)
-local leaves_note = note ~= '' and (always == '1' or was_copied)
+local leaves_note = note ~= '' and (always == '1' or heir ~= '' or was_copied)
 if leaves_note and was_copied then
   note = lasting(note)
 end
-
-local function leave_note()
-  if leaves_note then
-    note_over(done_note, note, done_ttl)
-  elseif note ~= '' and slot and string.find(current, REPLACED, 1, true) then
-    -- That note stops copies, but no copy was seen. Only the message of a run that died comes back.
-    redis.call('DEL', done_note)
-  end
-end
-
-pause = tonumber(pause) or 0
-
-local function rest_of_min_hold()
-  local ms = tonumber(min_hold) or 0
-  local since = ms > 0 and acquired_at(current)
-  -- Never longer than `min_hold`: the clock may have been set back meanwhile.
-  return since and math.min(math.ceil(since * 1000 + ms - now), ms) or 0
-end
-
 if not is_whole then
   run_end = slot and ended_now(current, run_end, time) or ''
 end
-
-if (heir or '') ~= '' then
-  local is_of_dead = string.sub(heir, -1) ~= '}'
-  if note ~= '' then
-    note_over(done_note, note, done_ttl)
-  end
-  if is_of_dead and (not slot or string.find(current, REPLACED, 1, true)) then
+if heir ~= '' and string.sub(heir, -1) ~= '}' then  -- its holder died
+  if not slot or string.find(current, REPLACED, 1, true) then
     return 0
   end
-  note_end(runs, run_end, slot and current)
-  if slot then
-    local value = heir
-    if is_of_dead then
-      value = heir .. string.sub(current, #opening_of(token_of(current)) + 1)
-    end
-    value = paused(value, pause, now)
-    change(slot, value, math.max(heirs_ttl, rest_of_pause(value, now)))
-  end
-  return slot and 1 or 0
+  heir = heir .. string.sub(current, #opening_of(token_of(current)) + 1)
 end
 
 local leaves, left = (leaver or '') ~= '', nil
@@ -145,8 +108,15 @@ if not slot then
   if not is_retired(opening) then
     redis.call('ZREM', waiters, opening)  -- who gave up a wait is none of the waiters any more
   end
+elseif heir ~= '' then
+  heir = paused(heir, pause, now)
+  rest = math.max(heirs_ttl, rest_of_pause(heir, now))
+  change(slot, heir, rest)
 else
-  rest = math.max(rest_of_min_hold(), pause, rest_of_pause(current, now))
+  local hold, since = tonumber(min_hold) or 0, acquired_at(current)
+  -- Never longer than `min_hold`: the clock may have been set back meanwhile.
+  rest = since and math.min(math.ceil(since * 1000 + hold - now), hold) or 0
+  rest = math.max(rest, pause, rest_of_pause(current, now))
   if rest > 0 then
     change(slot, cooling_down(current, says_over(note) and note, now), rest)
     if someone_waits() then
@@ -158,9 +128,11 @@ else
 end
 
 local has_room = redis.call('EXISTS', room) == 1
-local offered = has_room and publishes and offer(false, slot) or nil
+local offered = has_room and publishes and heir == '' and offer(false, slot) or nil
 if slot and rest <= 0 and not offered and someone_waits() and may_go('') then
-  let_waiter_in(slot, reserve_for)
+  -- Without the reservation, the next one to ask would take the lock before the waiter wakes.
+  redis.call('SET', slot, RESERVED, 'PX', reserve_for)
+  wake_one(reserve_for)
 end
 
 local reply = (slot or left) and 1 or 0
@@ -169,7 +141,12 @@ if has_room or leaves then
 end
 
 -- Do this last: a server without memory allows it only after a write that frees memory.
-leave_note()
+if leaves_note then
+  note_over(done_note, note, done_ttl)
+elseif note ~= '' and slot and string.find(current, REPLACED, 1, true) then
+  -- That note stops copies, but no copy was seen. Only the message of a run that died comes back.
+  redis.call('DEL', done_note)
+end
 note_end(runs, run_end, slot and current)
 if stray == '2' or stray == '3' then
   retire(opening)

@@ -11,7 +11,6 @@ local count = #KEYS / 2
 local lists, rooms = {first_list, unpack(KEYS, 2, count)}, {unpack(KEYS, count + 1)}
 local target, ms, told = unpack(ARGV)
 
--- include values.lua
 -- include suspended.lua
 
 local time = redis.call('TIME')

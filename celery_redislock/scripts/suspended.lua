@@ -1,9 +1,11 @@
--- Part of other scripts, after values.lua: what an operator has suspended in this bucket.
--- `protocol/suspensions.py` is the same in Python.
+-- Part of other scripts: what an operator has suspended in this bucket. `protocol/suspensions.py` is
+-- the same in Python.
 --
 -- A suspension is in the bucket's list and nowhere else. Whoever lets somebody take a lock, wait for
 -- it or replace its holder asks `suspension_of`. The list is a JSON object: "task <name>" or
 -- "lock <name>" -> what people are told, and "until": the ms at which it ends.
+
+-- include values.lua
 
 -- The suspensions of a list that have not ended, and whether one has.
 local function not_ended(text, now)

@@ -10,9 +10,6 @@ local lock, runs, turned, suspended = unpack(KEYS)
 local slots = {lock, unpack(KEYS, 5)}
 local fence, lock_id, was_suspended = unpack(ARGV)
 
--- include values.lua
--- include runs.lua
-
 local time = redis.call('TIME')
 -- include turned.lua
 -- include suspended.lua

@@ -1,9 +1,11 @@
--- Part of other scripts, after runs.lua: counts a duplicate that ends without a run, for its
--- task and hour, and for the run that has the lock. `protocol/past.py` reads the counts.
+-- Part of other scripts: counts a duplicate that ends without a run, for its task and hour, and for
+-- the run that has the lock. `protocol/past.py` reads the counts.
 --
--- Needs the locals `runs`, the key of the duplicate's task's runs, see history.lua; `turned`; and
--- `time`, TIME's reply. It makes the local `task`. Each bucket has this key:
---   turned   task -> "<hours since 1970>:<duplicates>;" for each hour with any, newest first
+-- Needs the locals `runs`, the key of the duplicate's task's runs, see history.lua; `time`, TIME's
+-- reply; and `turned`, the key of a hash of the bucket:
+--   task -> "<hours since 1970>:<duplicates>;" for each hour with any, newest first
+
+-- include runs.lua
 
 local HOURS_KEPT = 48
 local LENGTH_KEPT = 16 * HOURS_KEPT  -- nobody reads an hour that this cuts in two
@@ -24,26 +26,20 @@ local function count_for_task()
   end
 end
 
--- A run of the same task has ended, and its lock is kept on: add the duplicate to the run's end,
--- which is already recorded.
-local function count_after_end(value)
-  local start, records = fence_of(value) .. '|', redis.pcall('LRANGE', runs, -LAST_RECORDS, -1)
+-- Count the duplicate in the lock's value. Reply the value that the slot then has. If a run of the
+-- task has ended, and its lock is kept on, count it for the run's recorded end, too.
+local function count_for_run(slot, value)
+  if not is_run(value) then
+    return value
+  end
+  value = with_one_more_turned_away(value)
+  redis.pcall('SET', slot, value, 'KEEPTTL')
+  local start = fence_of(value) .. '|'
+  local records = is_cooling(value) and redis.pcall('LRANGE', runs, -LAST_RECORDS, -1) or {}
   for i, record in ipairs(records) do
     if string.sub(record, 1, #start) == start then
       local ended = string.match(record, '^[^|]*|[^|]*|[^|]*')
       redis.pcall('LSET', runs, i - #records - 1, ended .. '|' .. turned_away_by(value))
-      return
-    end
-  end
-end
-
--- Count the duplicate in the lock's value. Reply the value that the slot then has.
-local function count_for_run(slot, value)
-  if is_run(value) then
-    value = with_one_more_turned_away(value)
-    redis.pcall('SET', slot, value, 'KEEPTTL')
-    if is_cooling(value) and (task_of(value) or '') == task then
-      count_after_end(value)
     end
   end
   return value

@@ -1,6 +1,5 @@
 -- Part of other scripts: a lock's value, as text. This is what scripts need most often; runs.lua and
--- records.lua have the rest. `protocol/holders.py` is the same in Python;
--- tests/contract/scripts/test_formats.py compares the two.
+-- records.lua have the rest. `protocol/holders.py` is the same in Python.
 --
 -- A value is JSON that opens with a token. Only a client with this token may extend or release the
 -- lock; with "", nobody may. Scripts add fields at the end of the value.

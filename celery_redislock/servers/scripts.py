@@ -19,7 +19,20 @@ MARK: Final = "return redis.REDIS_VERSION_NUM and '%s'"
 @cache  # a script is read at its first use: a process that only sends tasks needs none
 def text_of(name: str) -> str:
     """The text of a script of `scripts/`."""
-    return re.sub(r"(?m)^-- include (\w+)\.lua$", lambda part: _source(part[1]), _source(name))
+    return _with_parts(name, set())
+
+
+def _with_parts(name: str, known: set[str]) -> str:
+    """The text of a script, or of a part, without the parts that are known. What a block of the
+    text includes is known only there.
+    """
+
+    def part(found: re.Match[str]) -> str:
+        indent, name = found.groups()
+        return "" if name in known else _with_parts(name, {*known} if indent else known)
+
+    known.add(name)
+    return re.sub(r"(?m)^( *)-- include (\w+)\.lua$", part, _source(name))
 
 
 @cache

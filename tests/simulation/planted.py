@@ -87,10 +87,10 @@ FAULTS: dict[str, Fault] = {
         "extend", "    redis.call('PEXPIRE', slot, ttl)\n    if description", "    if description"
     ),
     "a lock never expires": _lua(
-        "taking", "redis.call('SET', slot, stored, 'PX', ttl)", "redis.call('SET', slot, stored)"
+        "acquire", "redis.call('SET', slot, stored, 'PX', ttl)", "redis.call('SET', slot, stored)"
     ),
     "the fence is the minute": _lua(
-        "taking", "local least = (redis.call('GET', counter) or 0) + 1",
+        "acquire", "local least = (redis.call('GET', counter) or 0) + 1",
         "fence = string.format('%.0f', math.floor(time[1] / 60)); number = tonumber(fence)\n"
         "local least = 0",
     ),
@@ -121,8 +121,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "a lock_pause is none": _lua(
         "settle",
-        "rest_of_min_hold(), pause, rest",
-        "rest_of_min_hold(), rest"
+        "math.max(rest, pause, rest",
+        "math.max(rest, rest"
     ),
     "no quiet is waited for": _lua(
         "park", "math.min(now + quiet, first_call + longest)", "math.min(now + 1, first_call + 1)"
@@ -274,7 +274,7 @@ OWN: dict[str, Fault] = {
         needs=_SILENCE, faults=True,
     ),
     "a copy is not told that its task has run": _lua(
-        "acquire", "if done and not (string.sub", "if false and not (string.sub",
+        "acquire", "if done and not (says", "if false and not (says",
         needs=_COPIES, faults=True,
     ),
     "a retry does not take the lock that is held for it": _lua(

@@ -24,7 +24,7 @@ FOLDER = Path(celery_redislock.__file__).parent / "scripts"
 PARTS = {
     part
     for path in FOLDER.glob("*.lua")
-    for part in re.findall(r"^-- include (\w+)\.lua$", path.read_text(), re.M)
+    for part in re.findall(r"^ *-- include (\w+)\.lua$", path.read_text(), re.M)
 }
 SCRIPTS = sorted({path.stem for path in FOLDER.glob("*.lua")} - PARTS)
 
