@@ -1,9 +1,8 @@
 -- Take a lock, or learn who has it. Idempotent: for the same token it replies "acquired" again.
 --
--- KEYS  1 lock  2 fence counter of the bucket  3 waiters  4 done note of this attempt
---       5 room: members in order  6 entries of the room  7 the bucket's rooms  8 deadlines  9 sent
---       10 ended  11 the runs of the task  12 the tasks whose runs are kept  13 the duplicates that
---       were turned away, see history.lua and turned.lua  14 what is suspended, see suspended.lua
+-- KEYS  1 lock  2 fence counter of the bucket  3 waiters  4 done note of this attempt  5 room
+--       6 entries  7 rooms  8 deadlines  9 sent  10 ended  11 the runs of the task  12 the tasks whose
+--       runs are kept, see history.lua  13 turned, see turned.lua  14 suspended
 --       15.. the lock's further slots, if several may hold it at once
 -- ARGV  1 value, opening with {"token":"<token>"   2 ttl in ms   3 the lock's id
 --       4 this attempt: <task id, or "">:<how often the task replaced itself>.<attempt>
@@ -196,8 +195,7 @@ end
 -- The reply if somebody else has the slot with this number, or comes before.
 local function busy(i, relation, offered)
   if how == 'wait' or how == 'woken' then
-    redis.call('ZADD', waiters, now + waiter_ttl, opening)
-    keep_waiters(tonumber(waiter_ttl))
+    enlist(opening, now + waiter_ttl, tonumber(waiter_ttl))
   elseif how == 'last' then
     redis.call('ZREM', waiters, opening)
   end

@@ -1,7 +1,6 @@
 -- Take a lock away from its holder: an operator's order.
 --
--- KEYS  1 lock  2 who broke which lock, see records.lua  3 waiters  4 wake list  5 room
---       6 the bucket's rooms
+-- KEYS  1 lock  2 who broke which lock, see records.lua  3 waiters  4 wake list  5 room  6 rooms
 --       7 the runs of the task that is said to hold it, see history.lua  8.. the lock's further slots
 -- ARGV  1 the lock's id   2 the opening of the only value to break, or ""
 --       3 who breaks it, for the holder: JSON with exactly two quotes

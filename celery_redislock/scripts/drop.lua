@@ -1,8 +1,7 @@
 -- Take tasks out of a waiting room: an operator's order, or no worker took them for too long. Their
 -- results are stored afterwards.
 --
--- KEYS  1 room  2 entries  3 the bucket's rooms  4 ended  5 deadlines  6 sent
---       7.. the tasks' done notes
+-- KEYS  1 room  2 entries  3 rooms  4 ended  5 deadlines  6 sent  7.. the tasks' done notes
 -- ARGV  1 the lock's id   2 the id of the task whose duplicates they are said to be, or ""
 --       3 the done notes' ttl in ms   4 how many tasks at most
 --       5 how many members are named, to be dropped if their messages are still under way: they come

@@ -1,9 +1,13 @@
 -- Part of other scripts: what is in a waiting room. `protocol/entries.py` is the same in Python.
 --
--- Needs the local `entries`; `take_out` needs `room`, `deadlines` and `sent` too, `look_soon` needs
--- `rooms` and `lock_id`. `entries` is a hash:
---   member -> "<ms at which it gives up>|<ms of its arrival>|<what was parked>"
---   "#" member -> "<ms at which to publish it>|<ms of the first call>|<receipt>|<the entry's id>"
+-- Needs the local `lock_id`, and as locals the keys that it uses:
+--   room        the members, in order
+--   entries     member -> "<ms at which it gives up>|<ms of its arrival>|<what was parked>"
+--               "#" member -> "<ms at which to publish it>|<ms of the first call>|<receipt>|<its id>"
+--   deadlines   member -> ms at which it gives up
+--   sent        the members that are under way -> ms of their first publication
+--   ended       id -> see `ended_text`
+--   rooms       the bucket's rooms: lock id -> ms of the next look
 -- A receipt says which delivery put the task there: "<worker>:<µs of that worker's clock>", if it is the
 -- first one of the task, "/", and the delivery's token. By the token, each stay has another one.
 -- An id is "<task id>:<how often the task replaced itself>.<attempt>". A member is an id; or "=" and
@@ -68,12 +72,7 @@ end
 -- with it.
 local function task_there(member)
   local parked = string.match(redis.call('HGET', entries, member) or '', '^%d*|[%d.]*|(.*)$') or ''
-  local name = string.match(parked, '^{"task": ?"([^"\\]*)"')
-  if name then
-    return name
-  end
-  local is_json, fields = pcall(cjson.decode, parked)
-  return is_json and type(fields) == 'table' and fields.task or nil
+  return string.match(parked, '^{"task": ?"([^"\\]*)"') or decoded(parked).task
 end
 
 -- The member as which the task with this id is in the room, or nil: its own, or its task's pending
@@ -116,8 +115,6 @@ end
 
 -- The successor's task id, the entry, and the ms; nil if it is not such a text.
 local function ended_of(text)
-  local is_json, parts = pcall(cjson.decode, text)
-  if is_json and type(parts) == 'table' then
-    return parts[1], parts[2], tonumber(parts[3])
-  end
+  local parts = decoded(text)
+  return parts[1], parts[2], tonumber(parts[3])
 end

@@ -1,9 +1,8 @@
 -- Look after a waiting room: find the entry to publish, those that wait too long, and results to
 -- store.
 --
--- KEYS  1 lock  2 room  3 entries  4 the bucket's rooms  5 ended: id -> see `ended_text`
---       6 deadlines: member -> ms at which it gives up  7 sent, see room.lua
---       8 waiters  9 what is suspended, see suspended.lua  10.. the lock's further slots
+-- KEYS  1 lock  2 room  3 entries  4 rooms  5 ended  6 deadlines  7 sent  8 waiters  9 suspended
+--       10.. the lock's further slots
 -- ARGV  1 the lock's id  2 ms after which others check that a replaced entry got its result
 --       3 ms after its first publication at which an entry ends, though no worker took it
 --       4.. the members that this caller cannot publish
@@ -33,13 +32,10 @@ end
 -- Whether all before it are under way.
 local function is_next(member)
   for _, other in ipairs(front()) do
-    if other == member then
-      return true
-    elseif not first_of(other) then
-      return false
+    if other == member or not first_of(other) then
+      return other == member
     end
   end
-  return false
 end
 
 -- Publish one whose time to wait is over: its policy decides what follows.

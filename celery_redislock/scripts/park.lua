@@ -1,11 +1,7 @@
 -- Put a task into the lock's waiting room: its lock is held, or its policy has it wait first.
 --
--- KEYS  1 lock  2 room: members in order, see entries.lua  3 entries
---       4 the bucket's rooms: lock id -> ms at which to look at it
---       5 ended: id -> see `ended_text`
---       6 deadlines: member -> ms at which it gives up  7 sent, see room.lua  8 waiters
---       9 done note of this attempt  10 what is suspended, see suspended.lua  11 wake list
---       12.. the lock's further slots
+-- KEYS  1 lock  2 room  3 entries  4 rooms  5 ended  6 deadlines  7 sent  8 waiters
+--       9 done note of this attempt  10 suspended  11 wake list  12.. the lock's further slots
 --       then the done notes of those that it replaces, in the order of ARGV
 -- ARGV  1 member  2 entry  3 entry id  4 how many may wait, or ""
 --       5 ms after which the entry gives up, or ""  6 "1" in front of all others

@@ -10,8 +10,8 @@ end
 
 -- A value as a record, or nil if it is not a lock of ours.
 local function record_of(value)
-  local ok, record = pcall(cjson.decode, type(value) == 'string' and value)
-  return ok and type(record) == 'table' and type(record.token) == 'string' and record or nil
+  local record = decoded(value)
+  return type(record.token) == 'string' and record or nil
 end
 
 -- Whether a newer release wrote the record. Nothing but its token, task and id is believed then.

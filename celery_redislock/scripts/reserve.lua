@@ -1,8 +1,8 @@
 -- Keep a lock for a task that is about to be published, or learn who has the lock. Idempotent. Also
 -- under a suspension: the message that it is kept for waits in the queue, and then in the room.
 --
--- KEYS  1 lock  2 room  3 entries  4 the bucket's rooms  5 deadlines  6 sent  7 waiters
---       8 ended  9 what is suspended, see suspended.lua  10.. the lock's further slots
+-- KEYS  1 lock  2 room  3 entries  4 rooms  5 deadlines  6 sent  7 waiters  8 ended  9 suspended
+--       10.. the lock's further slots
 -- ARGV  1 value, opening with {"token":"<token>"   2 ttl in ms   3 the lock's id
 -- Reply {"reserved"}
 --       {"busy", value, ms to live (-1: for ever), and the entry to publish, if any: see room.lua}

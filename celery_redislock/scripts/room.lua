@@ -4,17 +4,11 @@
 -- first task that is not under way; if its message does not come, it is published again, with
 -- growing pauses, and the next one has its chance.
 --
--- Needs these locals:
---   slots, room, entries, deadlines, sent, rooms, ended, waiters   keys
---   wake         the wake list's key, in scripts that let a waiter in
---   lock_id      the lock's id, in `rooms`
---   publishes    whether the caller can publish a task
---   time         TIME's reply
---   suspended    see suspended.lua
--- `sent` is a sorted set: the members that are under way -> ms of their first publication.
--- `waiters` is one too: the openings of those that wait in pool slots -> ms from which one that has
--- not asked again is dead; and of those that are over, though a request of theirs may come late ->
--- ms until which it is refused, as a negative number.
+-- Needs what entries.lua and suspended.lua need; `publishes`, whether the caller can publish a task;
+-- `slots`, keys; to wake one, `wake`, the key of a list; and `waiters`, the key of a sorted set: the
+-- openings of those that wait in pool slots -> ms from which one that has not asked again is dead; and
+-- of those that are over, though a request of theirs may come late -> ms until which it is refused,
+-- as a negative number.
 
 -- include entries.lua
 -- include suspended.lua
@@ -41,7 +35,9 @@ local function someone_waits()
   return redis.call('ZRANGEBYSCORE', waiters, 0, '+inf', 'LIMIT', 0, 1)[1] ~= nil
 end
 
-local function keep_waiters(ms)
+-- Have `waiters` say so of this opening, for so many ms at least.
+local function enlist(opening, score, ms)
+  redis.call('ZADD', waiters, string.format('%.0f', score), opening)
   if redis.call('PTTL', waiters) < ms then
     redis.call('PEXPIRE', waiters, ms)
   end
@@ -49,8 +45,7 @@ end
 
 -- From now on a request with this opening comes late: it must not take the lock.
 local function retire(opening)
-  redis.call('ZADD', waiters, string.format('%.0f', -now - LATE_FOR), opening)
-  keep_waiters(LATE_FOR)
+  enlist(opening, -now - LATE_FOR, LATE_FOR)
 end
 
 local function is_retired(opening)
@@ -63,12 +58,18 @@ local function wake_one(ms)
   redis.call('PEXPIRE', wake, ms)
 end
 
+-- How many slots are free, and the ms at which the first of the others is.
 local function count_free()
-  local count = 0
+  local free, next_one = 0, math.huge
   for _, slot in ipairs(slots) do
-    count = count + (redis.call('EXISTS', slot) == 0 and 1 or 0)
+    local left = redis.call('PTTL', slot)
+    if left == -2 then
+      free = free + 1
+    elseif left >= 0 then
+      next_one = math.min(next_one, now + left + 1)
+    end
   end
-  return count
+  return free, next_one
 end
 
 -- The ms at which a member under way was first published, or nil.
@@ -105,20 +106,15 @@ local function front(looks_far)
   return members, resumed
 end
 
--- The pause after the last of so many that are under way, before the next one has its chance: the
--- messages may all be in one long queue.
-local function pause_behind(count)
-  return count == 0 and 0 or math.min(KEPT_FOR * 2 ^ math.max(count - #slots, 0), LONGEST_CHANCE)
-end
-
 -- The ms from which one that was not published yet may be published: each free slot waits for one of
--- the last that are under way.
+-- the last that are under way, and longer behind many: their messages may all be in one long queue.
 local function opens_at(free)
   if free == 0 then
     return math.huge
   end
   local last = redis.call('ZREVRANGE', sent, free - 1, free - 1, 'WITHSCORES')[2]
-  return last and last + pause_behind(redis.call('ZCARD', sent)) or 0
+  local behind = math.max(redis.call('ZCARD', sent) - #slots, 0)
+  return last and last + math.min(KEPT_FOR * 2 ^ behind, LONGEST_CHANCE) or 0
 end
 
 -- Whether a slot is free that is not kept for one who comes before this member; or, for "", before
@@ -221,7 +217,7 @@ end
 
 -- The earliest time at which one gives up.
 local function next_deadline()
-  local most = 2 * (1 + #slots + 15)  -- more than are passed over
+  local most = 2 * (#slots + 16)  -- more than are passed over
   local some = redis.call('ZRANGEBYSCORE', deadlines, '-inf', '+inf', 'WITHSCORES', 'LIMIT', 0, most)
   local due = math.huge
   for i = 1, #some, 2 do
@@ -242,16 +238,8 @@ local function set_due(least)
       return -1
     end
   end
-  local due, free = math.min(least or math.huge, now + LONGEST_PAUSE), 0
-  for _, slot in ipairs(slots) do
-    local left = redis.call('PTTL', slot)
-    if left == -2 then
-      free = free + 1
-    elseif left >= 0 then
-      due = math.min(due, now + left + 1)
-    end
-  end
-  due = math.min(due, next_chance(free))
+  local free, next_one = count_free()
+  local due = math.min(least or math.huge, now + LONGEST_PAUSE, next_one, next_chance(free))
   due = math.max(math.min(due, next_deadline()), now)
   local at = string.format('%.0f', due)
   if publishes then

@@ -1,10 +1,9 @@
 -- Settle what a delivery holds: its lock, which may be left to the task's next message, the
 -- reservation that is kept for it, and its place in the waiting room. Safe to call twice, late, or if the delivery never held anything.
 --
--- KEYS  1 lock  2 waiters  3 wake list  4 done note of this attempt
---       5 fence counter of the bucket  6 room  7 the bucket's rooms  8 entries  9 deadlines
---       10 sent  11 ended  12 the runs of the task, see history.lua
---       13 what is suspended, see suspended.lua  14.. the lock's further slots
+-- KEYS  1 lock  2 waiters  3 wake list  4 done note of this attempt  5 fence counter of the bucket
+--       6 room  7 rooms  8 entries  9 deadlines  10 sent  11 ended  12 the runs of the task
+--       13 suspended  14.. the lock's further slots
 -- ARGV  1 the opening of the value that is given back, {"token":"<token>"
 --       2 the done note to leave, or ""
 --       3 "1" leave it in any case, "0" only if another copy of the message was seen

@@ -9,9 +9,8 @@
 
 -- The suspensions of a list that have not ended, and whether one has.
 local function not_ended(text, now)
-  local is_json, all = pcall(cjson.decode, type(text) == 'string' and text or '{}')
   local found, has_ended = {}, false
-  for target, each in pairs(is_json and type(all) == 'table' and all or {}) do
+  for target, each in pairs(decoded(text)) do
     local ends = type(each) == 'table' and each['until']
     if type(ends) == 'number' and ends > now then
       found[target] = each

@@ -1,7 +1,7 @@
 -- Count a duplicate that ended without a run, where acquire.lua did not know that it would.
 --
--- KEYS  1 lock  2 the runs of the duplicate's task, see history.lua  3 the duplicates that were turned
---       away, see turned.lua  4 what is suspended, see suspended.lua  5.. the lock's further slots
+-- KEYS  1 lock  2 the runs of the duplicate's task, see history.lua  3 turned, see turned.lua
+--       4 suspended, see suspended.lua  5.. the lock's further slots
 -- ARGV  1 the fence of the run that was in its way, or "" if that is not known   2 the lock's id
 --       3 "1" a suspension was in its way
 -- Reply 1
