@@ -216,41 +216,13 @@ elseif kept then
   return take_kept(slots[kept], current[kept])
 end
 
--- The reply if the holder is another run of this task, or of the task that replaced itself with
--- this one; else nil.
-local function met(i, slot, holder)
-  local theirs = order(holder.nesting, holder.attempt)
-  local is_own = task_id ~= '' and holder.task_id == task_id
-  local is_child = parent ~= '' and holder.task_id == parent and mine > theirs
-  if is_own and mine == theirs and holder.done and not again then
-    return {'done', holder.done[1], -1, math.max(now - holder.done[2], 0)}
-  elseif not (is_own or is_child) or holder.cooling and mine <= theirs then
-    return nil
-  elseif mine > theirs then
-    -- The lock is kept for us, or from others only; or its holder missed a heartbeat: that run is dead
-    -- or has given up.
-    if holder.held or holder.queued or holder.cooling
-        or redis.call('PTTL', slot) < (tonumber(holder.ttl_ms) or tonumber(ttl)) / 2 then
-      return settled(slot, current[i])
-    end
-    return busy(i, 'earlier')
-  elseif mine < theirs then
-    return not again and {'done', ENDED_NOTE, -1} or nil
-  elseif holder.queued then
-    return take_kept(slot, current[i])  -- kept for this message, though it has no token for it
-  end
-  if not string.find(current[i], REDELIVERED, 1, true) then
-    current[i] = with(current[i], REDELIVERED)
-    redis.call('ZREM', waiters, opening)  -- a full server takes the mark only after this
-    redis.call('SET', slot, current[i], 'KEEPTTL')
-  end
-  return busy(i, 'own')
-end
-
 -- A slot of this task's own comes before a free one: the task must not run beside its other run.
 local free, reserved, other, relation
 for i, slot in ipairs(slots) do
   local holder = holders[i]
+  local theirs = holder and order(holder.nesting, holder.attempt)
+  local is_own = holder and task_id ~= '' and holder.task_id == task_id
+  local is_child = holder and parent ~= '' and holder.task_id == parent and mine > theirs
   if not current[i] then
     free = free or i
   elseif not holder then
@@ -259,12 +231,29 @@ for i, slot in ipairs(slots) do
     other, relation = other or i, 'newer'
   elseif holder.reserved then
     reserved = reserved or i
-  else
-    local reply = met(i, slot, holder)
-    if reply then
-      return reply
-    end
+  elseif is_own and mine == theirs and holder.done and not again then
+    return {'done', holder.done[1], -1, math.max(now - holder.done[2], 0)}
+  elseif not (is_own or is_child) or mine <= theirs and holder.cooling or mine < theirs and again then
     other, relation = other or i, relation or 'other'
+  elseif mine < theirs then
+    return {'done', ENDED_NOTE, -1}
+  elseif mine > theirs then
+    -- The lock is kept for us, or from others only; or its holder missed a heartbeat: that run is dead
+    -- or has given up.
+    if holder.held or holder.queued or holder.cooling
+        or redis.call('PTTL', slot) < (tonumber(holder.ttl_ms) or tonumber(ttl)) / 2 then
+      return settled(slot, current[i])
+    end
+    return busy(i, 'earlier')
+  elseif holder.queued then
+    return take_kept(slot, current[i])  -- kept for this message, though it has no token for it
+  else
+    if not string.find(current[i], REDELIVERED, 1, true) then
+      current[i] = with(current[i], REDELIVERED)
+      redis.call('ZREM', waiters, opening)  -- a full server takes the mark only after this
+      redis.call('SET', slot, current[i], 'KEEPTTL')
+    end
+    return busy(i, 'own')
   end
 end
 

@@ -17,22 +17,17 @@ local value, ttl, retakes, fence, max_hold, last_counter, description = unpack(A
 
 -- include records.lua
 
-local opening = opening_of(token_of(value))
-local counter = redis.call('GET', fence_counter) or '0'
+local opening, time = opening_of(token_of(value)), redis.call('TIME')
+local now, counter = ms_of(time), redis.call('GET', fence_counter) or '0'
 local free
-
-local function is_over(current)
-  local since = max_hold ~= '' and acquired_at(current)
-  local now = since and redis.call('TIME')
-  return since and (now[1] + now[2] / 1000000 - since) * 1000 > tonumber(max_hold)
-end
 
 for _, slot in ipairs(slots) do
   local current = redis.pcall('GET', slot)
   if not current then
     free = free or slot
   elseif is_under(current, opening) then
-    if is_over(current) then
+    local since = max_hold ~= '' and acquired_at(current)
+    if since and now - since * 1000 > tonumber(max_hold) then
       return {0, counter}
     end
     redis.call('PEXPIRE', slot, ttl)
@@ -42,8 +37,7 @@ for _, slot in ipairs(slots) do
     end
     local at = replaced_at(current)
     if at then
-      local now = redis.call('TIME')
-      return {1, counter, current, math.ceil(at - now[1] * 1000 - now[2] / 1000)}
+      return {1, counter, current, at - now}
     end
     return {1, counter}
   end
@@ -53,18 +47,14 @@ local by = broken_by(redis.call('GET', broken), opening)
 if by then
   return {0, counter, by}
 end
--- The key is gone: the server came back empty, failed over, or evicted it.
-if not free or retakes ~= '1' then
-  return {0, counter}
-end
--- Since then somebody has taken a lock of this bucket: perhaps this one, and released it.
-if tonumber(counter) > tonumber(last_counter) then
+-- The key is gone: the server came back empty, failed over, or evicted it. If the counter has risen,
+-- somebody has since taken a lock of this bucket: perhaps this one, and released it.
+if not free or retakes ~= '1' or tonumber(counter) > tonumber(last_counter) then
   return {0, counter}
 end
 change(free, value, ttl)
 -- The next fence is the time. It is higher, unless this server's clock is behind the old server's.
-local now = redis.call('TIME')
-if math.max(tonumber(counter), now[1] * 1000000 + now[2]) < tonumber(fence) then
+if math.max(tonumber(counter), time[1] * 1000000 + time[2]) < tonumber(fence) then
   redis.call('SET', fence_counter, fence)
   counter = fence
 end

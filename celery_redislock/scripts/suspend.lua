@@ -19,10 +19,11 @@ local ends = ms == '0'
 local suspension = not ends and begun(told, time, ms) or nil
 local reply = suspension
 
-local changed, texts, was_there = {}, {}, {}
+local changed, texts, was_there, some_may_wait = {}, {}, {}, ends
 for i, text in ipairs(redis.call('MGET', unpack(lists))) do
   local list, has_ended = not_ended(text, now)
   was_there[i], reply = list[target] ~= nil, reply or list[target]
+  some_may_wait = some_may_wait or was_there[i]
   if was_there[i] or has_ended or suspension then
     list[target] = suspension
     changed[#changed + 1] = lists[i]
@@ -44,24 +45,19 @@ end
 -- which woke nobody. Few buckets have rooms: these are found by halves.
 local name = string.match(target, '^lock (.*)$')
 local function look_again(first, last)
-  local some = {unpack(rooms, first, last)}
-  if redis.call('EXISTS', unpack(some)) == 0 then
+  local middle = math.floor((first + last) / 2)
+  if redis.call('EXISTS', unpack(rooms, first, last)) == 0 then
     return
   elseif first < last then
-    local middle = math.floor((first + last) / 2)
     look_again(first, middle)
     look_again(middle + 1, last)
   elseif ends or was_there[first] then
-    for _, id in ipairs(redis.call('ZRANGEBYSCORE', some[1], now, '+inf')) do
+    for _, id in ipairs(redis.call('ZRANGEBYSCORE', rooms[first], now, '+inf')) do
       if not name or string.match(id, '|(.*)$') == name then
-        redis.call('ZADD', some[1], string.format('%.0f', now), id)
+        redis.call('ZADD', rooms[first], string.format('%.0f', now), id)
       end
     end
   end
-end
-local some_may_wait = ends
-for i = 1, count do
-  some_may_wait = some_may_wait or was_there[i]
 end
 if some_may_wait then
   look_again(1, count)

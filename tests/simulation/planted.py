@@ -104,7 +104,7 @@ FAULTS: dict[str, Fault] = {
         "suspended", "in_force['task '", "in_force['none '", suspends=True
     ),
     "resume wakes nobody": _lua(
-        "suspend", "local some_may_wait = ends", "local some_may_wait = false\nwas_there = {}",
+        "suspend", "if some_may_wait then", "if false then",
         suspends=True,
     ),
     "a retry is no different": _at(
@@ -300,7 +300,7 @@ OWN: dict[str, Fault] = {
         needs=_ROOMS,
     ),
     "a vanished lock is taken again, whoever had it since": _lua(
-        "extend", "if tonumber(counter) > tonumber(last_counter) then", "if false then",
+        "extend", " or tonumber(counter) > tonumber(last_counter) then", " then",
         needs=_both(_events("restart empty"), _SILENCE), faults=True,
     ),
     "who leaves takes the newer call along": _lua(
