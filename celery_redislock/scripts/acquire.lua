@@ -1,19 +1,16 @@
 -- Take a lock, or learn who has it. Idempotent: for the same token it replies "acquired" again.
 --
 -- KEYS  1 lock  2 fence counter of the bucket  3 waiters  4 done note of this attempt  5 room
---       6 entries  7 rooms  8 deadlines  9 sent  10 ended  11 the runs of the task  12 the tasks whose
---       runs are kept, see history.lua  13 turned, see turned.lua  14 suspended
---       15.. the lock's further slots, if several may hold it at once
+--       6 entries  7 rooms  8 deadlines  9 sent  10 ended  11 the runs of the task  12 history
+--       13 turned  14 suspended  15.. the lock's further slots, if several may hold it at once
 -- ARGV  1 value, opening with {"token":"<token>"   2 ttl in ms   3 the lock's id
 --       4 this attempt: <task id, or "">:<how often the task replaced itself>.<attempt>
 --       5 what happens if the lock is busy: "" the task may still run; else it ends without a run,
 --       and leaves a done note: "<ms to keep it>:<note>", or ":" for no note
 --       6 how many runs the bucket's history keeps; "0" if there is none
 --       The rest is left out by who tries once, and of whom it says nothing:
---       7 how: "try" once, "wait", "woken" after a wait, which may only have timed out, or "last"
---         before giving up a wait
---       8 "1" take the lock even if this attempt has run before
---       9 ms after which a waiter that has not asked again is dead
+--       7 how: "try" once, "wait", "woken" after a wait, or "last" before giving up a wait
+--       8 "1" take the lock even if this attempt has run before   9 ms after which a waiter is dead
 --       10 the opening of the lock's value, if the lock is kept for this message; or ""
 --       11 the id of the task that may have replaced itself with this one, or ""
 --       12 the task's member in the room, see entries.lua; "" if the message does not say
@@ -21,12 +18,11 @@
 --       {"acquired", value as stored, fence}  if the fence is not that time, or for a second call
 --       {"done", the note, ms until it expires, or -1, and ms since then if the lock has the note}
 --           this attempt has run before, or must not run; see `notes` in docs/inside/redis.md
---       {"busy", value, ms to live (-1: for ever), relation, now in ms, and the entry to publish,
---           if any: see room.lua}. The relation is
---           "other" | "own" this very attempt | "earlier" this task's earlier attempt
---           | "reserved" free, and kept for a waiter | "foreign" not a lock of ours
---           | "newer" of a newer release: perhaps this very attempt
---           | "suspended" free, or kept for this message: the value is the suspension, as JSON
+--       {"busy", value, ms to live (-1: for ever), relation, now in ms, and what `send` replies, if
+--           there is something to publish}. The relation is "own" this very attempt
+--           | "earlier" this task's earlier attempt | "reserved" free, and kept for a waiter
+--           | "foreign" not a lock of ours | "newer" of a newer release: perhaps this very attempt
+--           | "suspended" free, or kept for this message: the value is the suspension | "other"
 
 local lock, counter, waiters, done_note, room, entries, rooms, deadlines, sent, ended = unpack(KEYS)
 local runs, history, turned, suspended = unpack(KEYS, 11)

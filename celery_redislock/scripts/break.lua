@@ -2,8 +2,7 @@
 --
 -- KEYS  1 lock  2 who broke which lock, see records.lua  3 waiters  4 wake list  5 room  6 rooms
 --       7 the runs of the task that is said to hold it, see history.lua  8.. the lock's further slots
--- ARGV  1 the lock's id   2 the opening of the only value to break, or ""
---       3 who breaks it, for the holder: JSON with exactly two quotes
+-- ARGV  1 the lock's id   2 the opening of the only value to break, or ""   3 who breaks it, as JSON
 -- Reply the values that were broken; a value that is not a lock of ours is left alone
 
 local lock, broken_by_whom, waiters, wake, room, rooms, runs = unpack(KEYS)

@@ -2,9 +2,8 @@
 --
 -- KEYS  1 lock  2 fence counter of the bucket  3 who broke which lock, see records.lua
 --       4.. the lock's further slots
--- ARGV  1 value as stored, opening with {"token":"<token>"   2 ttl in ms
---       3 "1" take it again if it is missing, "0" do not   4 fence
---       5 ms since the acquisition after which the lock is no longer extended, or ""
+-- ARGV  1 value as stored, or its opening   2 ttl in ms   3 "1" take it again if it is missing
+--       4 fence   5 ms since the acquisition after which the lock is no longer extended, or ""
 --       6 the counter as it was when the lock was last known to be ours
 --       7 if the body has described itself: what it said, a JSON string with exactly two quotes
 -- Reply {1 extended | 2 was missing, taken again | 0 not ours any more, counter}

@@ -1,13 +1,12 @@
--- Look after a waiting room: find the entry to publish, those that wait too long, and results to
--- store.
+-- Look after a waiting room: find the entry to publish, those that wait too long, results to store.
 --
 -- KEYS  1 lock  2 room  3 entries  4 rooms  5 ended  6 deadlines  7 sent  8 waiters  9 suspended
 --       10.. the lock's further slots
 -- ARGV  1 the lock's id  2 ms after which others check that a replaced entry got its result
 --       3 ms after its first publication at which an entry ends, though no worker took it
 --       4.. the members that this caller cannot publish
--- Reply {ms until the next look, or -1, the entry to publish, see room.lua, or {}, {the members that
---       waited too long}, {ids and values of some of `ended`}}
+-- Reply {ms until the next look, or -1, {what `send` replies, if there is something to publish}, {the
+--       members that waited too long}, {ids and values of some of `ended`}}
 
 local lock, room, entries, rooms, ended, deadlines, sent, waiters, suspended = unpack(KEYS)
 local slots = {lock, unpack(KEYS, 10)}

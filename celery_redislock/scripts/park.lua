@@ -3,23 +3,20 @@
 -- KEYS  1 lock  2 room  3 entries  4 rooms  5 ended  6 deadlines  7 sent  8 waiters
 --       9 done note of this attempt  10 suspended  11 wake list  12.. the lock's further slots
 --       then the done notes of those that it replaces, in the order of ARGV
--- ARGV  1 member  2 entry  3 entry id  4 how many may wait, or ""
---       5 ms after which the entry gives up, or ""  6 "1" in front of all others
---       7 the lock's id  8 task id  9 the done notes' ttl in ms
+-- ARGV  1 member  2 entry  3 entry id  4 how many may wait, or ""  5 ms until it gives up, or ""
+--       6 "1" in front of all others  7 the lock's id  8 task id  9 the done notes' ttl in ms
 --       10 ms after which others check that a replaced entry got its result
 --       11 ms after which the holder is ended, or "" to leave it alone
 --       12 this task's name and id, for those it replaces: a JSON list with exactly four quotes
 --       13 when this task arrived, in ms of this server's clock, or "" if only its age is known
---       14 this task's age in ms: how long ago a worker received it
---       15 its receipt, see entries.lua
+--       14 this task's age in ms: how long ago a worker received it   15 its receipt
 --       16 ms without a call of this member after which it is published, or "" for no such wait
---       17 ms since the first call after which it is published in any case
---       18 its task's pending slot
+--       17 ms since the first call after which it is published in any case  18 its pending slot
 --       19 the opening of its delivery's claim, if a request for the lock may come late; or ""
 --       20.. the ids in the room of those that it replaces
--- Reply {"parked", {id and entry of each that it replaced}, {the entry to publish, see room.lua}, ms
---       until the next look at the room, the value of the lock, or of one of its slots, or "", and
---       the suspension that keeps the task from the lock, as JSON, if there is one}
+-- Reply {"parked", {id and entry of each that it replaced}, {what `send` replies, if there is something
+--       to publish}, ms until the next look, the value of one of the lock's slots, or "", and the
+--       suspension that keeps the task from the lock, as JSON, if there is one}
 --       {"full"}  no more may wait
 --       {"older", task id}  the task that it would replace arrived later, and waits
 --       {"older", "", value}  the task that it would replace arrived later, and has the lock
@@ -118,8 +115,8 @@ if is_there then
   return parked({})
 end
 
--- A task that a worker kept back must not end a task that arrived later. Of two that one worker
--- received, its own clock tells the order: calls take longer than there is between two messages.
+-- A task that a worker kept back must not end one that arrived later. Of two that one worker received,
+-- its own clock tells the order: calls take longer than there is between two messages.
 local function is_later(its_arrival, its_receipt)
   local worker, at = string.match(receipt, '^(%x+):(%d+)')
   local its_worker, its_time = string.match(its_receipt or '', '^(%x+):(%d+)')
@@ -184,8 +181,7 @@ if not before or in_front == '1' then
   redis.call(in_front == '1' and 'LPUSH' or 'RPUSH', room, member)
 end
 
--- Tell each holder that it is replaced, and by whom. If no run has the lock, free the lock now. A
--- done note tells every copy of the holder's message: a replaced task stays replaced.
+-- Tell each holder, and by a done note its message's copies, who replaces it. Free what no run has.
 for _, each in ipairs(replaceable) do
   local slot, current, holder = unpack(each)
   local its_id = attempt_of(holder)

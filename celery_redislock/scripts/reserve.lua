@@ -5,9 +5,9 @@
 --       10.. the lock's further slots
 -- ARGV  1 value, opening with {"token":"<token>"   2 ttl in ms   3 the lock's id
 -- Reply {"reserved"}
---       {"busy", value, ms to live (-1: for ever), and the entry to publish, if any: see room.lua}
---           The value is "" if the lock is free and kept for the room.
---       {"waits", the entry id of a call of this task that waits in the room, 0, and as in "busy"}
+--       {"busy", value, or "" if the lock is free and kept for the room, ms to live (-1: for ever), and
+--           what `send` replies, if there is something to publish}
+--       {"waits", the id of a call of this task that waits in the room, 0, and as in "busy"}
 
 local lock, room, entries, rooms, deadlines, sent, waiters, ended, suspended = unpack(KEYS)
 local slots = {lock, unpack(KEYS, 10)}

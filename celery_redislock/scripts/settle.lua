@@ -1,28 +1,26 @@
 -- Settle what a delivery holds: its lock, which may be left to the task's next message, the
--- reservation that is kept for it, and its place in the waiting room. Safe to call twice, late, or if the delivery never held anything.
+-- reservation that is kept for it, and its place in the room. Safe to call twice, late, or in vain.
 --
 -- KEYS  1 lock  2 waiters  3 wake list  4 done note of this attempt  5 fence counter of the bucket
 --       6 room  7 rooms  8 entries  9 deadlines  10 sent  11 ended  12 the runs of the task
 --       13 suspended  14.. the lock's further slots
--- ARGV  1 the opening of the value that is given back, {"token":"<token>"
---       2 the done note to leave, or ""
+-- ARGV  1 the opening of the value that is given back   2 the done note to leave, or ""
 --       3 "1" leave it in any case, "0" only if another copy of the message was seen
 --       4 the done note's ttl in ms   5 ms for which a freed lock is kept for a waiter
 --       6 the lock's id   7 "1" the caller can publish a task, "0" it cannot
 --       8 the run's end, for the history: "<fence>|<ms>|<how>", or only "<how>" if this script adds
---       the rest; "" for none
---       The rest is left out if nothing of it is said:
+--       the rest; "" for none. What follows is left out if nothing of it is said:
 --       9 what may still be on its way, and must not take the lock: "1" an extension, "2" a request
 --       for the lock, "3" both, "0" neither
 --       10 ms since the acquisition until which the lock stays taken, or "0"
---       11 the member that leaves the room, or ""   12 the id of its entry, see entries.lua
---       13 the receipt of its entry, or ""
+--       11 the member that leaves the room, or ""   12 its id   13 its receipt, or ""
 --       14 ms from now for which others must not have the lock, or "0"
 --       15 the value by which the lock is left to a message of the task; or only its opening, if its
 --       holder died: the rest stays as it is; or ""   16 its ttl in ms
 --       17 the id of an attempt whose process died: a lock that was left to it is given back too; or ""
--- Reply 1 given back, left, or taken out of the room | 0 not ours any more, or a newer run is to have it; or, if the room is not empty, or 11 is given:
---       {the same, ms until the next look at the room, and the entry to publish, if any: see room.lua}
+-- Reply 1 given back, left, or taken out of the room | 0 not ours any more, or a newer run is to have
+--       it; or, if the room is not empty, or 11 is given: {the same, ms until the next look, and what
+--       `send` replies, if there is something to publish}
 
 local lock, waiters, wake, done_note, counter, room, rooms, entries, deadlines, sent, ended = unpack(KEYS)
 local runs, suspended = unpack(KEYS, 12)
@@ -32,9 +30,8 @@ local stray, min_hold, leaver, leavers_id, receipt, pause, heir, heirs_ttl, died
 
 -- include history.lua
 
--- The plain case, for which the rest would do the same, and take longer: the lock's
--- first slot is still ours, it is free at once, nobody waits, no note was left, no copy was seen, and
--- no pause that an earlier attempt asked for.
+-- The plain case, for which the rest would do the same, and take longer: the first slot is still ours,
+-- and free at once; nobody waits; no note was left, no copy was seen, and no pause was asked for.
 local is_whole = run_end == '' or string.find(run_end, '|', 1, true)
 if not stray and is_whole then
   local current = redis.pcall('GET', lock)

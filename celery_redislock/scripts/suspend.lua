@@ -1,9 +1,7 @@
 -- Suspend a task or a lock in some buckets, or end that: an operator's order. See suspended.lua.
 --
--- KEYS  1 the list of the first bucket; then those of the others; then, in this order, their rooms,
---       see room.lua
--- ARGV  1 what is suspended: "task <name>" or "lock <name>"   2 for how many ms; "0" ends that
---       3 what people are told
+-- KEYS  1 the list of the first bucket; then those of the others; then, in this order, their `rooms`
+-- ARGV  1 "task <name>" or "lock <name>"   2 for how many ms; "0" ends that   3 what people are told
 -- Reply the suspension, or the one that was ended, as text; "" if there was none
 
 local first_list = KEYS[1]
