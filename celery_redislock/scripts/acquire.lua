@@ -40,8 +40,9 @@ local task = string.match(runs, '^[^}]*}:history:(.*)$')
 
 -- include values.lua
 
--- Take a slot, which is free or kept for us, and record the run's begin, see history.lua. Replies.
-local function take(slot)
+-- Take a slot, which is free or kept for us, and record the run's begin, see history.lua. Reply the
+-- fence, or, if the caller cannot make the value from that, or with `tells`, the value too.
+local function take(slot, tells)
   -- The time makes the fence rise if the counter is lost; the counter does if the clock goes back.
   local micros = string.format('%06d', time[2])
   local fence = time[1] .. micros
@@ -73,7 +74,7 @@ local function take(slot)
     end
   end
   -- A number is the fastest reply to read.
-  return is_ahead and {'acquired', stored, fence} or number
+  return (is_ahead or tells) and {'acquired', stored, fence} or number
 end
 
 -- The duplicate ends without a run: leave its note, and count it. Reply the value of the slot.
@@ -92,7 +93,7 @@ local function turn_away(slot, current)
 end
 
 -- The plain case: one slot, no note says that this attempt has run, and the lock is free and nobody
--- waits, or another has it. The rest would do the same, and takes longer, also to make its functions.
+-- waits, or another has it. The rest would do the same, and takes longer.
 if #slots == 1 and (not how or how == 'wait' and kept_opening .. parent .. member == '') then
   local current = redis.pcall('GET', lock)
   if not current and redis.call('EXISTS', done_note, waiters, room, suspended) == 0 then
@@ -124,18 +125,13 @@ local function settled(slot, kept)
     redis.call('ZREM', waiters, opening)
   end
   local pause = kept and rest_of_pause(kept, now) or 0
-  if kept and is_cooling(kept) then
-    pause = math.max(redis.call('PTTL', slot), pause)
-  end
+  pause = kept and is_cooling(kept) and redis.call('PTTL', slot) or pause
   value = paused(value, pause, now)
   local has_room = redis.call('EXISTS', room) == 1
   if has_room and task_id ~= '' then
     leave(member, entry_id)
   end
-  local reply = take(slot)
-  if pause > 0 and type(reply) == 'number' then
-    reply = {'acquired', redis.call('GET', slot), string.format('%.0f', reply)}
-  end
+  local reply = take(slot, pause > 0)
   if has_room then
     set_due()
   end

@@ -15,14 +15,6 @@ local lock_id, meant_opening, by = unpack(ARGV)
 
 local task = string.match(runs, '^[^}]*}:history:(.*)$')
 
--- Record the break of a run, if its task's runs are kept. A run that has ended has a recorded end.
-local function note_broken(value, holder)
-  local is_over = holder.held or holder.cooling or holder.queued or (holder.task or '') ~= task
-  if is_run(value) and not is_over and redis.pcall('EXISTS', runs) == 1 then
-    note_end(runs, ended_now(value, 'broken', redis.call('TIME')), value)
-  end
-end
-
 local broken, longest = {}, math.max(redis.call('PTTL', broken_by_whom), 1000)
 for _, slot in ipairs(slots) do
   local current = redis.pcall('GET', slot)
@@ -36,7 +28,11 @@ for _, slot in ipairs(slots) do
     longest = math.max(tonumber(holder.ttl_ms) or 0, left, longest)
     local earlier = string.sub(redis.call('GET', broken_by_whom) or '', -8192)
     redis.call('SET', broken_by_whom, earlier .. broken_text(holder.token, by), 'PX', longest)
-    note_broken(current, holder)
+    -- Record the break of a run, if its task's runs are kept. A run that has ended has a recorded end.
+    local is_over = holder.held or holder.cooling or holder.queued or (holder.task or '') ~= task
+    if is_run(current) and not is_over and redis.pcall('EXISTS', runs) == 1 then
+      note_end(runs, ended_now(current, 'broken', redis.call('TIME')), current)
+    end
     broken[#broken + 1] = current
   end
 end

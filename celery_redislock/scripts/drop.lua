@@ -16,10 +16,7 @@ local their_notes = {unpack(KEYS, 7)}
 -- include notes.lua
 -- include entries.lua
 
-local members = {}
-if not untaken[1] then
-  members = redis.call('LRANGE', room, 0, most - 1)
-end
+local members = untaken[1] and {} or redis.call('LRANGE', room, 0, most - 1)
 for _, member in ipairs(untaken) do
   -- Since it was named, its task may have come, or a newer call may have replaced it.
   if redis.call('ZSCORE', sent, member) then

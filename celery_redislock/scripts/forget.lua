@@ -2,7 +2,7 @@
 --
 -- KEYS  1 done note   2.. more of them
 -- ARGV  1 the most ms to live of a note to delete: a note with more was left later, by another run
--- Reply how many notes were deleted
+-- Reply nothing
 
 local done_note = KEYS[1]
 local done_notes = {done_note, unpack(KEYS, 2)}
@@ -10,14 +10,9 @@ local most = ARGV[1]
 
 -- include notes.lua
 
-local forgotten = 0
 for _, each in ipairs(done_notes) do
-  local left = redis.call('PTTL', each)
-  if left >= 0 and left <= tonumber(most) then
-    local note = redis.call('GET', each)
-    if lasting(note) ~= note and not says_replaced(note) then
-      forgotten = forgotten + redis.call('DEL', each)
-    end
+  local note, left = redis.call('GET', each), redis.call('PTTL', each)
+  if note and left >= 0 and left <= tonumber(most) and note ~= lasting(note) and not says_replaced(note) then
+    redis.call('DEL', each)
   end
 end
-return forgotten

@@ -24,16 +24,13 @@ local function is_run(value)
   return is_under(value, '{"token":"') and string.find(value, ',"fence":', 1, true) ~= nil
 end
 
--- How many duplicates the run turned away, and the position behind which the value says so; or 0.
-local function turned_away_by(value)
-  local _, last = string.find(value, TURNED_AWAY, 1, true)
-  return last and tonumber(string.match(value, '^(%d+)', last + 1)) or 0, last
-end
-
+-- The value with one more duplicate that the run turned away, and how many these are.
 local function with_one_more_turned_away(value)
-  local count, last = turned_away_by(value)
+  local _, last = string.find(value, TURNED_AWAY, 1, true)
   if not last then
-    return with(value, TURNED_AWAY .. '1')
+    return with(value, TURNED_AWAY .. '1'), 1
   end
-  return string.sub(value, 1, last) .. (count + 1) .. string.match(value, '^%d*(.*)$', last + 1)
+  local count, rest = string.match(value, '^(%d*)(.*)$', last + 1)
+  count = (tonumber(count) or 0) + 1
+  return string.sub(value, 1, last) .. count .. rest, count
 end

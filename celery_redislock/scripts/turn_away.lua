@@ -4,7 +4,7 @@
 --       4 suspended, see suspended.lua  5.. the lock's further slots
 -- ARGV  1 the fence of the run that was in its way, or "" if that is not known   2 the lock's id
 --       3 "1" a suspension was in its way
--- Reply 1
+-- Reply nothing
 
 local lock, runs, turned, suspended = unpack(KEYS)
 local slots = {lock, unpack(KEYS, 5)}
@@ -24,4 +24,3 @@ count_for_task()
 if was_suspended == '1' then
   count_for_suspension()
 end
-return 1

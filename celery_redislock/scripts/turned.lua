@@ -32,14 +32,15 @@ local function count_for_run(slot, value)
   if not is_run(value) then
     return value
   end
-  value = with_one_more_turned_away(value)
+  local count
+  value, count = with_one_more_turned_away(value)
   redis.pcall('SET', slot, value, 'KEEPTTL')
   local start = fence_of(value) .. '|'
   local records = is_cooling(value) and redis.pcall('LRANGE', runs, -LAST_RECORDS, -1) or {}
   for i, record in ipairs(records) do
     if string.sub(record, 1, #start) == start then
       local ended = string.match(record, '^[^|]*|[^|]*|[^|]*')
-      redis.pcall('LSET', runs, i - #records - 1, ended .. '|' .. turned_away_by(value))
+      redis.pcall('LSET', runs, i - #records - 1, ended .. '|' .. count)
     end
   end
   return value
