@@ -105,9 +105,9 @@ def acquire(
         if_busy = f"{to_ms(claim.done_ttl)}:{notes.encode(note, claim.sent)}"
     args: tuple[Any, ...]
     args = (claim.value, to_ms(claim.ttl), of.lock_id, claim.entry_id, if_busy, claim.history)
-    if how != "try" or again or claim.kept or claim.parent or claim.member:
+    if how != "try" or again or claim.kept or claim.parent:
         kept = claim.kept and holders.opening_of(claim.kept)
-        args += (how, int(again), to_ms(WAITER_TTL), kept, claim.parent, claim.member)
+        args += (how, int(again), to_ms(WAITER_TTL), kept, claim.parent)
     keys = (
         *(of.lock, of.fence, of.waiters, claim.done_key, of.room, of.entries),
         *(of.rooms, of.deadlines, of.sent, of.ended),

@@ -13,7 +13,6 @@
 --       8 "1" take the lock even if this attempt has run before   9 ms after which a waiter is dead
 --       10 the opening of the lock's value, if the lock is kept for this message; or ""
 --       11 the id of the task that may have replaced itself with this one, or ""
---       12 the task's member in the room, see entries.lua; "" if the message does not say
 -- Reply the fence, a number, if it is the time of the acquisition in us
 --       {"acquired", value as stored, fence}  if the fence is not that time, or for a second call
 --       {"done", the note, ms until it expires, or -1, and ms since then if the lock has the note}
@@ -28,94 +27,36 @@ local lock, counter, waiters, done_note, room, entries, rooms, deadlines, sent, 
 local runs, history, turned, suspended = unpack(KEYS, 11)
 local slots = {lock, unpack(KEYS, 15)}
 local value, ttl, lock_id, entry_id, note_if_busy, runs_kept = unpack(ARGV)
-local how, again, waiter_ttl, kept_opening, parent, member = unpack(ARGV, 7)
-
-local RECORDS_OF_A_RUN = 3      -- in the history
-local CUT_AFTER = 48            -- records, before a list of runs is cut again
-local RUNS_LIVE = 90 * 86400    -- seconds for which a task's runs are kept after the last one
-local RENEW_AFTER = 10 * 86400  -- seconds after which a list that is seldom cut is kept for longer
+local how, again, waiter_ttl, kept_opening, parent = unpack(ARGV, 7)
 
 local time = redis.call('TIME')
-local task = string.match(runs, '^[^}]*}:history:(.*)$')
 
 -- include values.lua
 
--- Take a slot, which is free or kept for us, and record the run's begin, see history.lua. Reply the
--- fence, or, if the caller cannot make the value from that, or with `tells`, the value too.
-local function take(slot, tells)
-  -- The time makes the fence rise if the counter is lost; the counter does if the clock goes back.
-  local micros = string.format('%06d', time[2])
-  local fence = time[1] .. micros
-  local number = tonumber(fence)
-  local least = (redis.call('GET', counter) or 0) + 1
-  local is_ahead = least > number
-  if is_ahead then
-    fence = string.format('%.0f', least)
-  end
-  local stored = acquired(value, fence, time[1], micros)
-  redis.call('SET', slot, stored, 'PX', ttl)
-  redis.call('SET', counter, fence)
-  if runs_kept ~= '0' then
-    local length = redis.pcall('RPUSH', runs, stored, lock_id)
-    if type(length) == 'number' and (length % CUT_AFTER < RECORDS_OF_A_RUN
-        or redis.call('PTTL', runs) < (RUNS_LIVE - RENEW_AFTER) * 1000) then
-      -- The tasks of a bucket share its number of runs equally: none pushes out the runs of another.
-      redis.pcall('ZADD', history, time[1], task)
-      redis.pcall('ZREMRANGEBYSCORE', history, '-inf', time[1] - RUNS_LIVE)
-      redis.pcall('PEXPIRE', history, RUNS_LIVE * 1000)
-      local tasks = tonumber(redis.pcall('ZCARD', history)) or 0
-      local share = tasks > 0 and math.ceil(runs_kept / tasks) or 0
-      local reply = share > 0 and redis.pcall('LTRIM', runs, -RECORDS_OF_A_RUN * share, -1)
-      if not reply or reply.err then
-        redis.pcall('DEL', runs)  -- a list that cannot be cut would grow for ever
-      else
-        redis.pcall('PEXPIRE', runs, RUNS_LIVE * 1000)
-      end
-    end
-  end
-  -- A number is the fastest reply to read.
-  return (is_ahead or tells) and {'acquired', stored, fence} or number
-end
-
--- The duplicate ends without a run: leave its note, and count it. Reply the value of the slot.
-local function turn_away(slot, current)
-  local ms, note = string.match(note_if_busy, '^(%d+):(.*)$')
-  if ms and redis.pcall('SET', done_note, note, 'PX', ms).err then
-    redis.call('DEL', done_note)  -- a full server takes the note only after this
-    redis.pcall('SET', done_note, note, 'PX', ms)
-  end
-  if note_if_busy ~= '' and runs_kept ~= '0' then
-    -- include turned.lua
-    current = count_for_run(slot, current)
-    count_for_task()
-  end
-  return current
-end
-
 -- The plain case: one slot, no note says that this attempt has run, and the lock is free and nobody
 -- waits, or another has it. The rest would do the same, and takes longer.
-if #slots == 1 and (not how or how == 'wait' and kept_opening .. parent .. member == '') then
-  local current = redis.pcall('GET', lock)
+if #slots == 1 and (not how or how == 'wait' and kept_opening .. parent == '') then
+  local slot, current, tells = lock, redis.pcall('GET', lock), false
   if not current and redis.call('EXISTS', done_note, waiters, room, suspended) == 0 then
-    return take(lock)
+    -- include taking.lua
   elseif not how and is_of_another(current, entry_id, value) and redis.call('EXISTS', done_note) == 0 then
-    return {'busy', turn_away(lock, current), redis.call('PTTL', lock), 'other', ms_of(time)}
+    -- include duplicate.lua
+    return {'busy', current, redis.call('PTTL', slot), 'other', ms_of(time)}
   end
 end
 
-how, again, kept_opening = how or 'try', again == '1', kept_opening or ''
-parent, member = parent or '', member or ''
+how, again, kept_opening, parent = how or 'try', again == '1', kept_opening or '', parent or ''
 -- include notes.lua
 -- include records.lua
 -- include entries.lua
 local opening = opening_of(token_of(value))
 local task_id, nesting, attempt = parts_of(entry_id)
-local publishes = task_id ~= ''
+local publishes, task = task_id ~= '', string.match(runs, '^[^}]*}:history:(.*)$')
 -- include room.lua
+local member = place_of(entry_id, '=' .. task) or entry_id
 
--- A newer call may have its place by now; or it was put into the room just now, or is a copy.
-if member == '' or state_of(member).id ~= entry_id then
-  member = place_of(entry_id, '=' .. task) or entry_id
+local function take(slot, tells)
+  -- include taking.lua
 end
 
 -- `kept` is the value of a slot that is taken over. A pause that it was to keep goes on.
@@ -191,13 +132,13 @@ local function busy(i, relation, offered)
   elseif how == 'last' then
     redis.call('ZREM', waiters, opening)
   end
-  local slot, value = slots[i], current[i] or ''
+  local slot, current = slots[i], current[i] or ''
   if relation == 'other' or relation == 'foreign' then
-    value = turn_away(slot, value)
+    -- include duplicate.lua
   end
   local left = redis.call('PTTL', slot)
   -- A free slot is kept for the room; not for long.
-  local text = relation ~= 'foreign' and value or ''
+  local text = relation ~= 'foreign' and current or ''
   return {'busy', text, left == -2 and 1000 or left, relation, now, unpack(offered or {})}
 end
 

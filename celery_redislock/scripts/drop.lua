@@ -50,9 +50,6 @@ for _, member in ipairs(members) do
   reply[#reply + 1] = id
   reply[#reply + 1] = entry or ''
 end
-if redis.call('EXISTS', room) == 0 then
-  redis.call('DEL', entries, deadlines, sent)
-end
 if reply[1] then
   look_soon()  -- if the caller dies now, a worker that looks after rooms stores their results
 end

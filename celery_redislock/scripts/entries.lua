@@ -13,7 +13,7 @@
 -- An id is "<task id>:<how often the task replaced itself>.<attempt>". A member is an id; or "=" and
 -- the name of a task: its pending slot, in which the newest call replaces the one before.
 
--- include values.lua
+-- include runs.lua
 
 -- Have a worker look at the room now, under the ids that it has: an operator may not know how many
 -- slots the lock has.

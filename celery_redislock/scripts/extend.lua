@@ -16,8 +16,8 @@ local value, ttl, retakes, fence, max_hold, last_counter, description = unpack(A
 
 -- include records.lua
 
-local opening, time = opening_of(token_of(value)), redis.call('TIME')
-local now, counter = ms_of(time), redis.call('GET', fence_counter) or '0'
+local opening = opening_of(token_of(value))
+local counter = redis.call('GET', fence_counter) or '0'
 local free
 
 for _, slot in ipairs(slots) do
@@ -26,7 +26,7 @@ for _, slot in ipairs(slots) do
     free = free or slot
   elseif is_under(current, opening) then
     local since = max_hold ~= '' and acquired_at(current)
-    if since and now - since * 1000 > tonumber(max_hold) then
+    if since and ms_of(redis.call('TIME')) - since * 1000 > tonumber(max_hold) then
       return {0, counter}
     end
     redis.call('PEXPIRE', slot, ttl)
@@ -36,7 +36,7 @@ for _, slot in ipairs(slots) do
     end
     local at = replaced_at(current)
     if at then
-      return {1, counter, current, at - now}
+      return {1, counter, current, at - ms_of(redis.call('TIME'))}
     end
     return {1, counter}
   end
@@ -53,6 +53,7 @@ if not free or retakes ~= '1' or tonumber(counter) > tonumber(last_counter) then
 end
 change(free, value, ttl)
 -- The next fence is the time. It is higher, unless this server's clock is behind the old server's.
+local time = redis.call('TIME')
 if math.max(tonumber(counter), time[1] * 1000000 + time[2]) < tonumber(fence) then
   redis.call('SET', fence_counter, fence)
   counter = fence

@@ -3,6 +3,12 @@
 
 -- include values.lua
 
+-- What a text says as JSON, if that is a table; else an empty one.
+local function decoded(text)
+  local is_json, found = pcall(cjson.decode, type(text) == 'string' and text)
+  return is_json and type(found) == 'table' and found or {}
+end
+
 local function token_of(value)
   return string.match(value, '^{"token":"([^"]*)"')
 end

@@ -5,7 +5,7 @@
 -- it or replace its holder asks `suspension_of`. The list is a JSON object: "task <name>" or
 -- "lock <name>" -> what people are told, and "until": the ms at which it ends.
 
--- include values.lua
+-- include runs.lua
 
 -- The suspensions of a list that have not ended, and whether one has.
 local function not_ended(text, now)

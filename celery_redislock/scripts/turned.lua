@@ -35,8 +35,10 @@ local function count_for_run(slot, value)
   local count
   value, count = with_one_more_turned_away(value)
   redis.pcall('SET', slot, value, 'KEEPTTL')
-  local start = fence_of(value) .. '|'
-  local records = is_cooling(value) and redis.pcall('LRANGE', runs, -LAST_RECORDS, -1) or {}
+  if not is_cooling(value) then
+    return value
+  end
+  local start, records = fence_of(value) .. '|', redis.pcall('LRANGE', runs, -LAST_RECORDS, -1)
   for i, record in ipairs(records) do
     if string.sub(record, 1, #start) == start then
       local ended = string.match(record, '^[^|]*|[^|]*|[^|]*')

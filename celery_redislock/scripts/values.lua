@@ -17,12 +17,6 @@ local function ms_of(time)
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- What a text says as JSON, if that is a table; else an empty one.
-local function decoded(text)
-  local is_json, found = pcall(cjson.decode, type(text) == 'string' and text)
-  return is_json and type(found) == 'table' and found or {}
-end
-
 -- `micros` has six digits.
 local function acquired(value, fence, seconds, micros)
   return string.sub(value, 1, -2) .. ',"fence":' .. fence

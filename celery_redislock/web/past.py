@@ -81,7 +81,7 @@ class Past:
         tasks = defaultdict[str, set[str | None]](set)
         for bucket, task in begins:
             tasks[bucket].add(task)
-        # The tasks of a bucket share what it keeps: see acquire.lua.
+        # The tasks of a bucket share what it keeps: see taking.lua.
         return {
             (bucket, task): min(of)
             for (bucket, task), of in begins.items()

@@ -87,10 +87,10 @@ FAULTS: dict[str, Fault] = {
         "extend", "    redis.call('PEXPIRE', slot, ttl)\n    if description", "    if description"
     ),
     "a lock never expires": _lua(
-        "acquire", "redis.call('SET', slot, stored, 'PX', ttl)", "redis.call('SET', slot, stored)"
+        "taking", "redis.call('SET', slot, stored, 'PX', ttl)", "redis.call('SET', slot, stored)"
     ),
     "the fence is the minute": _lua(
-        "acquire", "local least = (redis.call('GET', counter) or 0) + 1",
+        "taking", "local least = (redis.call('GET', counter) or 0) + 1",
         "fence = string.format('%.0f', math.floor(time[1] / 60)); number = tonumber(fence)\n"
         "local least = 0",
     ),

@@ -210,7 +210,6 @@ def to_take(seed: Any, prefix: str) -> State:
         history=dice.choice([0, 1, 50]),
         turned_away=dice.random() < 0.5,
         kept=dice.choice([""] * 20 + ["2" * 32]),
-        member=dice.choice([""] * 20 + ["mine:0.0"]),
     )
     value = dice.choice(values(claim))
     if value is not None and value.endswith("}") and "fence" in value:
@@ -253,7 +252,7 @@ def replies(client: redis.Redis, commands: Sequence[Command]) -> list[Any]:
 #: Where a script looks whether the case is plain, and where the rest begins.
 HEADS = {"acquire": "if #slots == 1 and", "settle": "if not stray and"}
 RESTS = {
-    "acquire": "how, again, kept_opening =",
+    "acquire": "how, again, kept_opening, parent =",
     "settle": "local publishes =",
 }
 
