@@ -24,7 +24,7 @@ from .inspection.states import AWAITED, KEPT, RUNNING
 from .inspection.suspensions import suspensions as suspensions_of
 from .protocol import calls, rooms
 from .protocol.calls import break_lock, holder_of
-from .protocol.checks import MAX_SECONDS, plain, seconds_from
+from .protocol.checks import checked, plain, seconds_from
 from .protocol.exchange import Query
 from .protocol.holders import Holder, one_line, user_here
 from .protocol.keys import MAX_LIMIT, LockKeys, in_all_buckets, lock_keys, name_of
@@ -219,13 +219,7 @@ def suspend(
         ConfigError: the settings are wrong, or name no server.
     """
     own = _locks(app)
-    try:
-        length = seconds_from(0.001)(seconds)
-    except ValueError:
-        raise ValueError(
-            f"suspend: seconds={seconds!r}; accepted: a number of seconds up to"
-            f" {MAX_SECONDS:g}, or a timedelta"
-        ) from None
+    length = checked("suspend", "seconds", seconds, seconds_from(0.001))
     find = _to_come if unknown else _known
     what = _meant(app, "suspend", task, args, kwargs, lock, find, unknown)
     user = user_here() if by is None else by

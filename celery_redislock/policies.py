@@ -17,7 +17,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, Final
 
 from .errors import ConfigError
-from .protocol.checks import Seconds, SecondsOrNone, is_int, is_number
+from .protocol.checks import Seconds, is_int, is_number
 from .verbs import NO_RESULT, Conflict, Decision
 
 
@@ -142,10 +142,10 @@ class Defer(_Bounded):
         then: the policy after `max_wait`.
     """
 
-    delay: Seconds = Seconds(5.0)
+    delay: Seconds[float] = Seconds(5.0)
     backoff: float = 1.0
-    max_delay: SecondsOrNone = SecondsOrNone()
-    max_wait: SecondsOrNone = SecondsOrNone()
+    max_delay: Seconds[float | None] = Seconds(None)
+    max_wait: Seconds[float | None] = Seconds(None)
     then: Policy = Skip()
 
     def __post_init__(self) -> None:
@@ -183,7 +183,7 @@ class Wait(_Bounded):
         then: the policy after the timeout.
     """
 
-    timeout: SecondsOrNone = SecondsOrNone()
+    timeout: Seconds[float | None] = Seconds(None)
     then: Policy = Skip()
 
     def eager(self) -> Policy:
@@ -213,7 +213,7 @@ class Queue(_Bounded):
     """
 
     limit: int | None = None
-    max_wait: SecondsOrNone = SecondsOrNone()
+    max_wait: Seconds[float | None] = Seconds(None)
     then: Policy = Skip()
     parks = True
     parks_all = True
@@ -284,8 +284,8 @@ class Debounce(Coalesce):
         result: the result of a replaced call, as for `Coalesce`.
     """
 
-    quiet: Seconds = Seconds(5.0)
-    max_wait: Seconds = Seconds(60.0)
+    quiet: Seconds[float] = Seconds(5.0)
+    max_wait: Seconds[float] = Seconds(60.0)
     admits = True
 
     def __post_init__(self) -> None:
@@ -319,7 +319,7 @@ class Replace(_Replacing):
         result: the older run's result instead of `TaskReplaced`, as for `Coalesce`.
     """
 
-    grace: Seconds = Seconds(5.0)
+    grace: Seconds[float] = Seconds(5.0)
     replaces = True
     one_run = "ends the run that holds the lock"
 

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 from ..errors import ConfigError
 from ..policies import POLICY_NAMES, Policy, policy_named
 from ..protocol import checks
+from ..protocol.checks import Check
 from ..protocol.keys import MAX_LIMIT
 from .delivery import KEY
 
@@ -107,8 +108,7 @@ SETTINGS: Final = (
 )
 
 
-_LIMIT: Final = f"a whole number from 1 to {MAX_LIMIT}"
-_whole_limit: Final[Callable[[Any], int]] = checks.whole(1, MAX_LIMIT)
+_LIMIT: Final = checks.whole(1, MAX_LIMIT)
 
 
 def limit_of_call(task: str, value: Any) -> int:
@@ -116,38 +116,35 @@ def limit_of_call(task: str, value: Any) -> int:
     accepted.
     """
     try:
-        return _whole_limit(value)
+        limit: int = _LIMIT.read(value)
     except ValueError:
         raise ValueError(
-            f"{task}: lock_limit gives {value!r} for this call; it must be {_LIMIT}"
+            f"{task}: lock_limit gives {value!r} for this call; it must be {_LIMIT.accepted}"
         ) from None
+    return limit
 
 
-def _hold(value: Any) -> float | None:
-    return None if value is None else checks.ttl(value)
-
-
-def _limit(value: Any) -> int | Callable[..., int]:
-    return value if callable(value) else _whole_limit(value)
+def _limit(value: Any) -> Any:
+    return value if callable(value) else _LIMIT.read(value)
 
 
 def _pause(value: Any) -> Pauses | None:
     if value is None:
         return None
     if not isinstance(value, Mapping):
-        return Pauses(*[checks.ttl(value)] * 2)
+        return Pauses(*[checks.TTL.read(value)] * 2)
     if not value or not {*value} <= {*Pauses._fields}:
         raise ValueError
-    return Pauses(**{name: checks.ttl(seconds) for name, seconds in value.items()})
+    return Pauses(**{name: checks.TTL.read(seconds) for name, seconds in value.items()})
 
 
-def _one_of(*accepted: str) -> Callable[[Any], str]:
-    def check(value: Any) -> str:
+def _one_of(*accepted: str) -> Check:
+    def read(value: Any) -> str:
         if not isinstance(value, str) or value not in accepted:
             raise ValueError
         return value
 
-    return check
+    return Check(read, f"{', '.join(map(repr, accepted[:-1]))} or {accepted[-1]!r}")
 
 
 def _key(value: Any) -> str | tuple[str, ...] | Callable[..., Any] | None:
@@ -172,12 +169,6 @@ def _headers(value: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _template(value: Any) -> str | None:
-    if value is None or (isinstance(value, str) and value):
-        return value
-    raise ValueError
-
-
 def _policy(value: Any) -> Policy:
     if isinstance(value, Policy):
         return value
@@ -186,46 +177,38 @@ def _policy(value: Any) -> Policy:
     raise ValueError
 
 
-#: For each option, the check of its value, and what the check accepts, in words.
-_CHECKS: Final[dict[str, tuple[Callable[[Any], Any], str]]] = {
-    "lock_key": (
+_CHECKS: Final = {
+    "lock_key": Check(
         _key,
         "a non-empty list of different argument names, a str.format template, or a callable",
     ),
-    "lock_headers": (
+    "lock_headers": Check(
         _headers,
         "None or a non-empty list of different names of message headers, such as ['tenant'], which"
         " are not Celery's own, such as 'id', and not 'redislock'",
     ),
-    "lock_ttl": (checks.ttl, checks.TTL),
-    "lock_max_hold": (_hold, f"None or {checks.TTL}"),
-    "lock_min_hold": (_hold, f"None or {checks.TTL}"),
-    "lock_pause": (
+    "lock_ttl": checks.TTL,
+    "lock_max_hold": checks.or_none(checks.TTL),
+    "lock_min_hold": checks.or_none(checks.TTL),
+    "lock_pause": Check(
         _pause,
-        f"None, {checks.TTL}, or a dict of these by 'success' and 'failure', such as"
+        f"None, {checks.TTL.accepted}, or a dict of these by 'success' and 'failure', such as"
         " {'success': 60, 'failure': 5}",
     ),
-    "lock_limit": (_limit, f"{_LIMIT}, or a callable that returns one"),
-    "on_conflict": (
+    "lock_limit": Check(_limit, f"{_LIMIT.accepted}, or a callable that returns one"),
+    "on_conflict": Check(
         _policy,
         "a policy object (an instance, not a class) or one of "
         + ", ".join(map(repr, POLICY_NAMES)),
     ),
-    "on_lock_lost": (_one_of("flag", "abort"), "'flag' or 'abort'"),
-    "lock_across_retries": (_one_of("release", "hold"), "'release' or 'hold'"),
-    "on_redis_error": (_one_of("defer", "run", "raise"), "'defer', 'run' or 'raise'"),
-    "lock_scope": (
-        _one_of("running", "queued", "queued+running"),
-        "'running', 'queued' or 'queued+running'",
-    ),
-    "lock_queued_ttl": (checks.ttl, checks.TTL),
-    "on_queued_conflict": (
-        _one_of("existing", "raise", "publish"),
-        "'existing', 'raise' or 'publish'",
-    ),
-    "lock_label": (
-        _template,
-        "None or a non-empty str.format template, such as 'order {order_id}'",
+    "on_lock_lost": _one_of("flag", "abort"),
+    "lock_across_retries": _one_of("release", "hold"),
+    "on_redis_error": _one_of("defer", "run", "raise"),
+    "lock_scope": _one_of("running", "queued", "queued+running"),
+    "lock_queued_ttl": checks.TTL,
+    "on_queued_conflict": _one_of("existing", "raise", "publish"),
+    "lock_label": checks.or_none(
+        checks.text("a non-empty str.format template, such as 'order {order_id}'")
     ),
 }
 
@@ -254,8 +237,7 @@ def check_option(where: str, option: str, value: Any, as_option: str | None = No
     """The value of an option of `where`, normalised. With `as_option` the check of that task option
     applies. Raises `ConfigError`.
     """
-    check, accepted = _CHECKS[as_option or option]
-    return checks.checked(where, option, value, check, accepted)
+    return checks.checked(where, option, value, _CHECKS[as_option or option])
 
 
 def resolve(where: str, given: Mapping[str, Any], settings: Mapping[str, Any]) -> LockOptions:

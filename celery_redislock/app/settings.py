@@ -82,22 +82,16 @@ class AppLocks:
         for name, value in translated(app.conf, names).items():
             if self.settings.get(name) is None:
                 self.settings[name] = value
-        prefix = self.settings.get("redislock_prefix", default_prefix(app.conf))
-        self.prefix = checks.check_prefix(prefix)
-        self.enabled: bool = self._checked("redislock_enabled", True, checks.flag, checks.FLAG)
-        self._eager: bool = self._checked("redislock_eager", False, checks.flag, checks.FLAG)
+        default = default_prefix(app.conf)
+        self.prefix: str = self._checked("redislock_prefix", default, checks.PREFIX)
+        self.enabled: bool = self._checked("redislock_enabled", True, checks.FLAG)
+        self._eager: bool = self._checked("redislock_eager", False, checks.FLAG)
         #: How many runs each bucket keeps in its history; 0 for none.
-        self.history: int = self._checked(
-            "redislock_history", HISTORY, checks.history, checks.HISTORY
-        )
+        self.history: int = self._checked("redislock_history", HISTORY, checks.HISTORY)
         #: How many replicas must confirm an acquisition.
-        self.min_replicas: int = self._checked(
-            "redislock_min_replicas", 0, checks.min_replicas, checks.MIN_REPLICAS
-        )
+        self.min_replicas: int = self._checked("redislock_min_replicas", 0, checks.MIN_REPLICAS)
         #: Seconds after which a waiting task ends that no worker takes, though it is published.
-        self.offer_for: float = self._checked(
-            "redislock_offer_for", OFFER_FOR, checks.offer_for, checks.OFFER_FOR
-        )
+        self.offer_for: float = self._checked("redislock_offer_for", OFFER_FOR, checks.OFFER_FOR)
         self.address = _server(app.conf, self.settings)
         self.redelivery = redelivery_of(app.conf)
         #: Seconds for which a finished attempt is remembered: a copy of its message may come when
@@ -165,8 +159,8 @@ class AppLocks:
         where = address_of(source_from_url(address.url, address.options))
         return f"{where}, prefix {self.prefix!r}"
 
-    def _checked(self, name: str, default: Any, check: Callable[[Any], Any], accepted: str) -> Any:
-        return checks.checked("app", name, self.settings.get(name, default), check, accepted)
+    def _checked(self, name: str, default: Any, check: checks.Check) -> Any:
+        return checks.checked("app", name, self.settings.get(name, default), check)
 
 
 def app_locks(app: Any, *, refresh: bool = False) -> AppLocks:

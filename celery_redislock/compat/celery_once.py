@@ -13,10 +13,11 @@ from ..app.internals import hide_setting
 from ..app.options import check_option
 from ..app.settings import Address
 from ..errors import ConfigError, LockConflict
+from ..protocol.checks import FLAG, checked
 from ..protocol.holders import Holder
 from ..tasks.reserve import CallOptions
 from .leftovers import section, translators
-from .translating import TranslatedTask, flag, holder_ttl, known, names_of_arguments
+from .translating import TranslatedTask, holder_ttl, known, names_of_arguments
 
 __all__ = ["AlreadyQueued", "QueueOnce"]
 
@@ -83,7 +84,7 @@ class QueueOnce(TranslatedTask):
     def _redislock_options(cls, where: str, app: Any) -> Mapping[str, Any]:
         once = known(where, "once", cls.once, _OF_TASK)
         is_set = {
-            name: flag(where, f"once[{name!r}]", once.get(name, False))
+            name: checked(where, f"once[{name!r}]", once.get(name, False), FLAG)
             for name in ("graceful", "unlock_before_run")
         }
         options: dict[str, Any] = {
@@ -130,16 +131,13 @@ class QueueOnce(TranslatedTask):
         where = f"a call of task {self.name}"
         known(where, "once", once, _OF_CALL)
         own = self.lock_options
-        graceful = flag(where, "once['graceful']", once.get("graceful", self._is_graceful))
+        given = once.get("graceful", own.on_queued_conflict == "existing")
+        graceful = checked(where, "once['graceful']", given, FLAG)
         return CallOptions(
             (lambda conflict: EagerResult(None, None, states.REJECTED)) if graceful else _raise,
             raises=not graceful,
             queued_ttl=_timeout(where, once) or own.lock_queued_ttl,
         )
-
-    @property
-    def _is_graceful(self) -> bool:
-        return self.lock_options.on_queued_conflict == "existing"
 
     def get_key(self, args: Any = None, kwargs: Any = None) -> str:
         """The whole key in Redis of the lock for this call."""

@@ -13,12 +13,12 @@ from celery.result import AsyncResult
 from ..app.options import check_option
 from ..app.settings import Address
 from ..errors import ConfigError, LockConflict
-from ..protocol.checks import check_prefix, checked
+from ..protocol.checks import FLAG, PREFIX, checked
 from ..protocol.holders import Holder
 from ..servers.urls import is_redis_url
 from ..tasks.reserve import CallOptions
 from .leftovers import section, translators
-from .translating import TranslatedTask, flag, names_of_arguments
+from .translating import TranslatedTask, names_of_arguments
 
 __all__ = ["DuplicateTaskError", "Singleton", "clear_locks"]
 
@@ -93,8 +93,8 @@ class Singleton(TranslatedTask):
         raises = cls.raise_on_duplicate
         if raises is None:
             setting = app.conf.get("singleton_raise_on_duplicate")
-            raises = flag("app", "singleton_raise_on_duplicate", setting or False)
-        raises = flag(where, "raise_on_duplicate", raises)
+            raises = checked("app", "singleton_raise_on_duplicate", setting or False, FLAG)
+        raises = checked(where, "raise_on_duplicate", raises, FLAG)
         options: dict[str, Any] = {
             "lock_scope": "queued+running",
             "on_queued_conflict": "raise" if raises else "existing",
@@ -205,9 +205,7 @@ def _settings_of(conf: Any) -> dict[str, Any]:
     }
     settings = {name: value for name, value in given.items() if value is not None}
     if "redislock_prefix" in settings:
-        prefix = settings["redislock_prefix"]
-        accepted = "a non-empty str without braces"
-        checked("app", "singleton_key_prefix", prefix, check_prefix, accepted)
+        checked("app", "singleton_key_prefix", settings["redislock_prefix"], PREFIX)
     return settings
 
 

@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Final
 from ..app.options import UNSET
 from ..app.settings import Address
 from ..errors import ConfigError, LockConflict, LockUnavailable
-from ..protocol import checks
 from ..protocol.exchange import Query
 from ..protocol.holders import one_line
 from ..protocol.keys import MAX_LIMIT, lock_keys, name_of
@@ -146,11 +145,6 @@ def one(replies: list[Any]) -> Any:
 def holder_ttl(conflict: LockConflict) -> float | None:
     """Seconds until the lock expires, if its holder dies now."""
     return None if conflict.holder is None else conflict.holder.ttl
-
-
-def flag(where: str, option: str, value: Any) -> bool:
-    is_on: bool = checks.checked(where, option, value, checks.flag, checks.FLAG)
-    return is_on
 
 
 def known(where: str, option: str, given: Any, accepted: Collection[str]) -> Mapping[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from ..errors import LockUnavailable
 from ..protocol import notes, past
 from ..protocol.calls import REQUEST, Release, acquire, settle
-from ..protocol.checks import check_seconds
+from ..protocol.checks import SECONDS, checked
 from ..protocol.claims import Acquired, Busy, Claim, Done, Extended, Extension, Settled
 from ..protocol.clock import clock
 from ..protocol.log import fields, get_logger
@@ -156,7 +156,7 @@ class Lease(Right):
         Raises:
             ConfigError: this is no such number, and no timedelta.
         """
-        self.pause_for = check_seconds("lock.pause", "seconds", seconds)
+        self.pause_for = checked("lock.pause", "seconds", seconds, SECONDS)
 
     def report(self) -> dict[str, Any]:
         """What this process knows of the lock, as plain data. Does not ask the server."""

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from types import AsyncGeneratorType, CoroutineType
-from typing import Any, NoReturn, TypeAlias, TypeVar
+from typing import Any, Final, NoReturn, TypeAlias, TypeVar
 
 from ..errors import ConfigError
 from ..protocol import checks, holders, signatures
@@ -24,6 +24,9 @@ from .sources import CeleryApp, Fixed, reader_of
 
 #: A lock's name, or what makes it from the arguments of a decorated function's call.
 Name: TypeAlias = str | Callable[..., str]
+_NAME: Final = checks.text("a non-empty str, or a callable that returns one")
+_LABEL: Final = checks.text("None or a non-empty str")
+_TIMEOUT: Final = checks.or_none(checks.SECONDS)
 
 L = TypeVar("L", bound="NamedLock")
 
@@ -56,13 +59,13 @@ class NamedLock(ABC):
         self.name = name
         self._is_filled = callable(name)  # from a call's arguments
         if not callable(name):
-            _check_text(kind, "name", name, "a non-empty str, or a callable that returns one")
+            checks.checked(kind, "name", name, _NAME)
             is_whole = isinstance(name, _CallsName)
             self._is_filled = "{" in name and not is_whole and has_fields(name)
-        self.ttl: float = checks.checked(kind, "ttl", ttl, checks.ttl, checks.TTL)
+        self.ttl: float = checks.checked(kind, "ttl", ttl, checks.TTL)
         self._timeout = self._seconds(timeout)
         if label is not None:
-            label = holders.label_text(_check_text(kind, "label", label, "None or a non-empty str"))
+            label = holders.label_text(checks.checked(kind, "label", label, _LABEL))
         self._label = label
         self._beats = heartbeat
         self._read = read = reader_of(kind, source, transport_options)
@@ -70,9 +73,11 @@ class NamedLock(ABC):
             prefix = read.prefix if prefix is None else prefix
             history = read.history if history is None else history
         if history is not None:
-            history = checks.checked(kind, "history", history, checks.history, checks.HISTORY)
+            history = checks.checked(kind, "history", history, checks.HISTORY)
         self._history = history
-        self._prefix = None if prefix is None else checks.check_prefix(prefix)
+        if prefix is not None:
+            prefix = checks.checked(kind, "prefix", prefix, checks.PREFIX)
+        self._prefix = prefix
         self._fixed_keys: LockKeys | None = None
         if self._prefix is not None and isinstance(name, str):
             self._fixed_keys = lock_keys(self._prefix, name)
@@ -174,7 +179,7 @@ class NamedLock(ABC):
 
     def _seconds(self, timeout: Any) -> float | None:
         """A timeout as a number, or None."""
-        seconds: float | None = checks.check_seconds(self._kind, "timeout", timeout, none=True)
+        seconds: float | None = checks.checked(self._kind, "timeout", timeout, _TIMEOUT)
         return seconds
 
 
@@ -206,9 +211,3 @@ def check_result(lock: NamedLock, function: Any, result: Any) -> None:
             f"{lock!r} cannot decorate {function!r}: it returned {result!r}, whose body runs after"
             " the lock is released; put an AsyncRedisLock below the decorator that hides it"
         )
-
-
-def _check_text(kind: str, what: str, text: Any, accepted: str) -> str:
-    if not isinstance(text, str) or not text:
-        raise ConfigError(f"{kind}: {what}={text!r} is not accepted; it must be {accepted}")
-    return text

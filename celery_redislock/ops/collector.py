@@ -16,7 +16,7 @@ from ..app.internals import real_app
 from ..errors import LockError, LockUnavailable
 from ..inspection.figures import Figures, figures
 from ..inspection.why import why
-from ..protocol.checks import checked, ttl
+from ..protocol.checks import TTL, checked
 from ..protocol.clock import clock
 from ..protocol.log import get_logger
 from ..tasks.task import SingletonTask
@@ -81,7 +81,7 @@ class Collector(registry.Collector):
 
     def __init__(self, app: Any, *, every: float = 10.0) -> None:
         self._app = real_app(app)
-        self._every = checked("Collector", "every", every, ttl, "a number of seconds, from 0.1")
+        self._every = checked("Collector", "every", every, TTL)
         self._surveys: dict[int, _Surveys] = {}
 
     def describe(self) -> Iterator[GaugeMetricFamily]:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from celery.exceptions import Ignore
 
-from ..protocol.checks import check_seconds
+from ..protocol.checks import SECONDS, checked
 
 
 class End(enum.Enum):
@@ -73,7 +73,7 @@ class Unlocked:
 
     def pause(self, seconds: float | timedelta) -> None:
         """Nothing was locked, so nobody is kept waiting. It refuses what a lease refuses."""
-        check_seconds("lock.pause", "seconds", seconds)
+        checked("lock.pause", "seconds", seconds, SECONDS)
 
     def __repr__(self) -> str:
         return "<no lock>"

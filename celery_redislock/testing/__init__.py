@@ -186,7 +186,7 @@ class MemoryLocks:
         Raises:
             ConfigError: they are negative, or no number.
         """
-        self._travel.advance(checks.check_seconds("advance", "seconds", seconds))
+        self._travel.advance(checks.checked("advance", "seconds", seconds, checks.SECONDS))
 
     def _note(self, sender: Any, details: ConflictDetails, **kwargs: Any) -> None:
         self.conflicts.append(details)

@@ -109,7 +109,11 @@ def test_a_policy_without_an_act_cannot_be_made() -> None:
 @pytest.mark.parametrize(
     ("policy", "arguments", "says"),
     [
-        (Defer, {"delay": -1}, "Defer: delay=-1 must be a number of seconds, not negative"),
+        (
+            Defer,
+            {"delay": -1},
+            "Defer: delay=-1 is not accepted; it must be a number of seconds, not negative",
+        ),
         (Defer, {"delay": "5"}, "Defer: delay='5'"),
         (Defer, {"delay": None}, "Defer: delay=None"),
         (Defer, {"delay": True}, "Defer: delay=True"),
@@ -117,7 +121,11 @@ def test_a_policy_without_an_act_cannot_be_made() -> None:
         (Defer, {"delay": float("inf")}, "Defer: delay=inf"),
         (Defer, {"max_delay": -0.1}, "Defer: max_delay=-0.1"),
         (Defer, {"max_delay": "60"}, "Defer: max_delay='60'"),
-        (Defer, {"max_wait": -5}, "Defer: max_wait=-5 must be None or a number of seconds"),
+        (
+            Defer,
+            {"max_wait": -5},
+            "Defer: max_wait=-5 is not accepted; it must be None or a number of seconds",
+        ),
         (Defer, {"max_wait": "1"}, "Defer: max_wait='1'"),
         (Defer, {"backoff": 0.5}, "Defer: backoff=0.5 must be a number of at least 1"),
         (Defer, {"backoff": None}, "Defer: backoff=None"),
@@ -125,7 +133,11 @@ def test_a_policy_without_an_act_cannot_be_made() -> None:
         (Defer, {"then": Skip}, "Defer: then=<class"),
         (Defer, {"then": "skip"}, "must be a policy object, such as Skip(), Defer(), Wait()"),
         (Defer, {"then": None}, "Defer: then=None"),
-        (Wait, {"timeout": -1}, "Wait: timeout=-1 must be None or a number of seconds"),
+        (
+            Wait,
+            {"timeout": -1},
+            "Wait: timeout=-1 is not accepted; it must be None or a number of seconds",
+        ),
         (Wait, {"timeout": "1"}, "Wait: timeout='1'"),
         (Wait, {"timeout": False}, "Wait: timeout=False"),
         (Wait, {"then": Raise}, "Wait: then=<class"),

@@ -462,8 +462,8 @@ def test_a_debounced_task_is_sent_though_one_like_it_waits(make_app) -> None:
     [
         ({"quiet": 0}, r"quiet=0 must be more than 0 s"),
         ({"quiet": 10, "max_wait": 5}, "at most max_wait=5"),
-        ({"quiet": "1"}, "quiet='1' must be a number of seconds"),
-        ({"max_wait": None}, "max_wait=None must be a number of seconds"),
+        ({"quiet": "1"}, "quiet='1' is not accepted; it must be a number of seconds"),
+        ({"max_wait": None}, "max_wait=None is not accepted; it must be a number of seconds"),
     ],
 )
 def test_a_quiet_time_that_cannot_be_kept_is_refused(options, why) -> None:
