@@ -15,9 +15,11 @@ from ..app.settings import Address
 from ..errors import ConfigError, LockConflict
 from ..protocol.checks import FLAG, checked
 from ..protocol.holders import Holder
+from ..protocol.keys import MAX_LIMIT, lock_keys, name_of
+from ..tasks.locked import break_keys
 from ..tasks.reserve import CallOptions
 from .leftovers import section, translators
-from .translating import TranslatedTask, holder_ttl, known, names_of_arguments
+from .translating import TranslatedTask, known, names_of_arguments
 
 __all__ = ["AlreadyQueued", "QueueOnce"]
 
@@ -169,7 +171,9 @@ class Locks:
 
     def clear_lock(self, key: str) -> bool:
         """Take the lock with this key away from its holder. Returns whether somebody held it."""
-        return self._task._redislock_break(key)
+        prefix = self._task.app_locks.prefix
+        name = name_of(prefix, key)
+        return name is not None and break_keys(self._task, lock_keys(prefix, name, MAX_LIMIT))
 
 
 def _as_text(value: Any) -> Any:
@@ -181,7 +185,8 @@ def _as_text(value: Any) -> Any:
 
 
 def _raise(conflict: LockConflict) -> Any:
-    raise AlreadyQueued(holder_ttl(conflict), conflict.key, conflict.holder)
+    holder = conflict.holder
+    raise AlreadyQueued(None if holder is None else holder.ttl, conflict.key, holder)
 
 
 def _timeout(where: str, once: Mapping[str, Any]) -> float | None:

@@ -7,16 +7,14 @@ from typing import Any, ClassVar, Final
 
 from ..app.options import UNSET
 from ..app.settings import Address
-from ..errors import ConfigError, LockConflict, LockUnavailable
+from ..errors import ConfigError, LockUnavailable
 from ..protocol.exchange import Query
 from ..protocol.holders import one_line
-from ..protocol.keys import MAX_LIMIT, lock_keys, name_of
 from ..protocol.log import get_logger
 from ..servers import stand_in
 from ..servers.factory import server_at
 from ..servers.server import Server
 from ..servers.urls import source_from_url
-from ..tasks.locked import break_keys
 from ..tasks.reserve import CALL, CallOptions
 from ..tasks.task import SingletonTask
 from .leftovers import section
@@ -130,21 +128,10 @@ class TranslatedTask(SingletonTask):
         """The key of the other package's lock for this call."""
         raise NotImplementedError
 
-    def _redislock_break(self, key: str) -> bool:
-        prefix = self.app_locks.prefix
-        name = name_of(prefix, key)
-        keys = None if name is None else lock_keys(prefix, name, MAX_LIMIT)
-        return keys is not None and break_keys(self, keys)
-
 
 def one(replies: list[Any]) -> Any:
     """The reply to a single command; None if the key has another type."""
     return None if isinstance(replies[0], Exception) else replies[0]
-
-
-def holder_ttl(conflict: LockConflict) -> float | None:
-    """Seconds until the lock expires, if its holder dies now."""
-    return None if conflict.holder is None else conflict.holder.ttl
 
 
 def known(where: str, option: str, given: Any, accepted: Collection[str]) -> Mapping[str, Any]:

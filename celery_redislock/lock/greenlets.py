@@ -26,33 +26,21 @@ logger = get_logger()
 Call = Callable[[], Any]
 
 
-def patched_by() -> str | None:
-    """What has turned threads into greenlets here: "gevent", "eventlet", or None."""
+def patched_by(*modules: str) -> str | None:
+    """What has turned threads into greenlets here: "gevent", "eventlet", or None; or what has
+    patched one of these modules.
+    """
     if "gevent.monkey" in sys.modules:
         from gevent import monkey
 
-        if monkey.is_module_patched("threading") or monkey.is_module_patched("_thread"):
+        if any(map(monkey.is_module_patched, modules or ("threading", "_thread"))):
             return "gevent"
     if "eventlet.patcher" in sys.modules:
         from eventlet import patcher
 
-        if patcher.is_monkey_patched("thread"):
+        if any(map(patcher.is_monkey_patched, modules or ("thread",))):
             return "eventlet"
     return None
-
-
-def sockets_are_patched() -> bool:
-    """Whether other greenlets run while one waits for a server."""
-    if "gevent.monkey" in sys.modules:
-        from gevent import monkey
-
-        if monkey.is_module_patched("socket"):
-            return True
-    if "eventlet.patcher" in sys.modules:
-        from eventlet import patcher
-
-        return bool(patcher.is_monkey_patched("socket"))
-    return False
 
 
 # -- native threads ---------------------------------------------------------------------------

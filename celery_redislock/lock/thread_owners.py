@@ -14,7 +14,7 @@ from ..protocol import past
 from ..protocol.calls import Release
 from ..protocol.keys import LockKeys
 from ..protocol.log import get_logger
-from .greenlets import sockets_are_patched
+from .greenlets import patched_by
 from .lease import Lease
 
 logger = get_logger()
@@ -64,7 +64,7 @@ class Owner:
             return self._is_in_sight
         if isinstance(runner, asyncio.Task) or isinstance(here, asyncio.Task):
             return True  # the loop stands still meanwhile
-        return runner is here or not sockets_are_patched()
+        return runner is here or patched_by("socket") is None
 
     @property
     def _is_in_sight(self) -> bool:

@@ -266,14 +266,6 @@ def _settle_answer(reply: Any, sent_at: float) -> Settled:
     return Settled(ours > 0, seconds_in(due), offered_in(offered))
 
 
-def keep(claim: Claim, value: str, seconds: float, run_end: str = "") -> Call[Settled]:
-    """Leave our lock to a later message: store this value, for at most this many seconds. `run_end`
-    says how our attempt ended, see `past.end_text`.
-    """
-    lasting = notes.lasting(notes.ENDED)  # nobody looks whether a copy of the message was seen
-    return settle(claim, Release(lasting, True, run_end=run_end, heir=(value, seconds)))
-
-
 def break_lock(
     of: LockKeys,
     ttl: float,

@@ -121,7 +121,7 @@ def with_slots(of: LockKeys, limit: int) -> LockKeys:
     """The keys of the same lock, with at least so many slots."""
     if limit <= len(of.slots) + 1:
         return of
-    return lock_keys(head_of(of.lock).rpartition(":{")[0], of.name, limit)
+    return lock_keys(prefix_of(of.lock), of.name, limit)
 
 
 def head_of(key: str) -> str:

@@ -32,17 +32,7 @@ from ..protocol.claims import Parking
 from ..protocol.holders import Holder, successor_text
 from ..protocol.log import get_logger
 from ..verbs import NO_RESULT
-from . import room
-from .decide import (
-    Go,
-    GoUnlocked,
-    Park,
-    PutOff,
-    TurnedAway,
-    Waits,
-    has_begun,
-    longest_countdown,
-)
+from . import decide, room
 from .ends import AlreadyDone, Deferred, End, Expired, Skipped, Waiting
 from .facts import Facts
 from .locked import LockedTask
@@ -65,13 +55,13 @@ BACK_AFTER: Final = 3.0
 # -- the body runs, or it cannot --------------------------------------------------------------
 
 
-def run_locked(facts: Facts, decision: Go) -> Course:
+def run_locked(facts: Facts, decision: decide.Go) -> Course:
     if decision.waited_for is not None:
         facts.report_conflict(Outcome.WAITED, decision.waited_for.holder)
     return RUNS
 
 
-def run_unlocked(facts: Facts, decision: GoUnlocked) -> Course:
+def run_unlocked(facts: Facts, decision: decide.GoUnlocked) -> Course:
     error = decision.because
     if error is not None:
         facts.report(
@@ -84,7 +74,7 @@ def run_unlocked(facts: Facts, decision: GoUnlocked) -> Course:
 # -- it ends without a run --------------------------------------------------------------------
 
 
-def turn_away(facts: Facts, state: State, request: Any, decision: TurnedAway) -> Course:
+def turn_away(facts: Facts, state: State, request: Any, decision: decide.TurnedAway) -> Course:
     """End the task without a run."""
     outcome, holder, suspension = decision.outcome, decision.holder, decision.suspension
     if outcome in (Outcome.ALREADY_DONE, Outcome.RUNS_ELSEWHERE):
@@ -127,7 +117,7 @@ def note_end(facts: Facts, state: State) -> None:
         housekeeper.add(leave, most=facts.claim.ttl)
 
 
-def _count_turned_away(facts: Facts, state: State, decision: TurnedAway) -> None:
+def _count_turned_away(facts: Facts, state: State, decision: decide.TurnedAway) -> None:
     """Count that the task ends without a run, unless the server has counted that already."""
     claim = facts.claim
     if claim.history and not state.is_counted:
@@ -178,13 +168,13 @@ def _store_end(facts: Facts, request: Any, error: TaskSkipped) -> Skipped:
 # -- it is published again --------------------------------------------------------------------
 
 
-def countdown_of(facts: Facts, decision: PutOff) -> float:
+def countdown_of(facts: Facts, decision: decide.PutOff) -> float:
     """Seconds until the next message is to be received.
 
     With a broker that redelivers what is not acknowledged in time, it is at most half of that time:
     a message that sleeps for longer is delivered twice, and each copy would be put off in turn.
     """
-    longest = longest_countdown(facts.locks.redelivery.after)
+    longest = decide.longest_countdown(facts.locks.redelivery.after)
     countdown = min(decision.countdown * random.uniform(1.0, SPREAD), longest)
     left = seconds_until(facts.raw.get("expires"))
     if decision.cause is not None and left is not None and left > 2 * IN_TIME:
@@ -192,7 +182,7 @@ def countdown_of(facts: Facts, decision: PutOff) -> float:
     return countdown
 
 
-def expires_before(facts: Facts, state: State, decision: PutOff, countdown: float) -> bool:
+def expires_before(facts: Facts, state: State, decision: decide.PutOff, countdown: float) -> bool:
     """Whether the next message would expire before it is received: RabbitMQ would drop it, and its
     task would have no result.
     """
@@ -201,7 +191,7 @@ def expires_before(facts: Facts, state: State, decision: PutOff, countdown: floa
     return left is not None and left < ahead
 
 
-def end_expired(facts: Facts, state: State, request: Any, decision: PutOff) -> Course:
+def end_expired(facts: Facts, state: State, request: Any, decision: decide.PutOff) -> Course:
     """End a task that would expire before its next message is received."""
     note_end(facts, state)
     because: tuple[str, ...] = ()
@@ -219,7 +209,7 @@ def put_off(
     message: Delivery,
     header: dict[str, Any],
     countdown: float,
-    decision: PutOff,
+    decision: decide.PutOff,
 ) -> Course:
     """Publish the task again, with this header, to be run after this countdown."""
     outcome, cause = decision.outcome, decision.cause
@@ -243,7 +233,7 @@ def give_back(task: LockedTask, raw: dict[str, Any], args: Any, kwargs: Any) -> 
     if delivery.fanout and delivery.queue is None:
         logger.warning("redislock: %s[%s] is left to newer workers", task.name, request.id)
         return Ends(AlreadyDone())  # each worker of its exchange has a copy
-    longest = longest_countdown(task.app_locks.redelivery.after)
+    longest = decide.longest_countdown(task.app_locks.redelivery.after)
     countdown = min(BACK_AFTER * random.uniform(1.0, SPREAD), longest)
     left = seconds_until(raw.get("expires"))
     if left is not None:  # RabbitMQ would drop it; Celery ends it with a result
@@ -283,7 +273,9 @@ def _publish(
 # -- it waits in the room ---------------------------------------------------------------------
 
 
-def parking_of(facts: Facts, state: State, request: Any, question: Park, in_doubt: bool) -> Parking:
+def parking_of(
+    facts: Facts, state: State, request: Any, question: decide.Park, in_doubt: bool
+) -> Parking:
     """The data that put the task into the waiting room."""
     message, task = state.message, facts.task
     suspension = question.busy.suspension
@@ -295,7 +287,7 @@ def parking_of(facts: Facts, state: State, request: Any, question: Park, in_doub
     )
     options = message_options(facts.raw, request, header, message)
     entry = Entry.of(task, request.args, request.kwargs, options, message.content_type)
-    grace, began = question.grace, has_begun(facts, state)
+    grace, began = question.grace, decide.has_begun(facts, state)
     return Parking(
         entry.sealed(task.app, facts.key).dump(),
         member=state.parks_as,
@@ -311,7 +303,7 @@ def parking_of(facts: Facts, state: State, request: Any, question: Park, in_doub
     )
 
 
-def wait_in_room(facts: Facts, decision: Waits) -> Course:
+def wait_in_room(facts: Facts, decision: decide.Waits) -> Course:
     """The task is in the room: report that."""
     if decision.outcome is Outcome.DEBOUNCED:
         facts.report(

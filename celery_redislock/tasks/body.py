@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from types import AsyncGeneratorType, CoroutineType
 from typing import Any, Final
 
@@ -23,7 +22,6 @@ from ..protocol.holders import Holder, successor_text
 from ..protocol.log import get_logger
 from .abort import Abort
 from .facts import Facts
-from .limits import surely
 from .state import Ran, State
 
 logger = get_logger()
@@ -39,7 +37,15 @@ def guarded(facts: Facts, lease: Lease, body: Callable[[], Any], abort: Abort | 
         result = body()
     else:
         try:
-            result = surely(partial(_armed, abort, body), abort.disarm, abort)
+            try:
+                try:
+                    abort.arm()
+                    result = body()
+                finally:
+                    abort.disarm()
+            finally:
+                if not abort.is_over:  # a time limit cut that short: see `Life.live`
+                    abort.disarm()
         except LockLost as exc:
             abort.disarm()
             if exc.key is not None:
@@ -49,12 +55,6 @@ def guarded(facts: Facts, lease: Lease, body: Callable[[], Any], abort: Abort | 
     if isinstance(result, _NEVER_AWAITED):
         _refuse_async(facts, result)
     return result
-
-
-def _armed(abort: Abort, body: Callable[[], Any]) -> Any:
-    __tracebackhide__ = True
-    abort.arm()
-    return body()
 
 
 def _refuse_async(facts: Facts, result: Any) -> None:

@@ -38,24 +38,6 @@ from . import act, decide, lost, room
 from . import body as bodies
 from .abort import Abort
 from .current import lock_of_body
-from .decide import (
-    GO,
-    Answer,
-    Await,
-    AwaitEarlier,
-    CannotRun,
-    GoUnlocked,
-    HasResult,
-    Meet,
-    Outcomes,
-    Park,
-    PutOff,
-    Question,
-    TooLarge,
-    Try,
-    TurnedAway,
-    Waits,
-)
 from .ends import LEASE, End
 from .facts import Facts, report_no_lock
 from .limits import only_logged
@@ -148,7 +130,8 @@ class Life:
             finally:
                 self._settle()
         finally:
-            if not self.is_over:  # a time limit cut that short: see `limits.surely`
+            # A soft time limit is raised once, but at any bytecode, even in the inner `finally`.
+            if not self.is_over:
                 self._settle()
 
     def _begin(self, args: Any, kwargs: Mapping[str, Any], request: Any) -> None:
@@ -177,16 +160,16 @@ class Life:
             report_no_lock(self._task, self._raw)
             return self._go_without(args, kwargs)
         step = decide.first(self.facts, self.state)
-        if isinstance(step, Try):
+        if isinstance(step, decide.Try):
             self.state, step = decide.step(self.facts, self.state, step, self._try(step))
-        if step is GO:
+        if step is decide.GO:
             return RUNS
         return self._follow(step)
 
     def _follow(self, step: decide.Step) -> Course:
         """Ask until it is decided how the delivery goes on, and do what was decided."""
         with self.as_current():
-            while isinstance(step, Question):
+            while isinstance(step, decide.Question):
                 answer = self._ask(step)
                 self.state, step = decide.step(self.facts, self.state, step, answer)
             return self._act(step)
@@ -266,15 +249,15 @@ class Life:
 
     # -- questions ------------------------------------------------------------------------
 
-    def _ask(self, question: Question) -> Any:
+    def _ask(self, question: decide.Question) -> Any:
         """Ask the policy, the result backend, or the lock server."""
-        if isinstance(question, Meet):
+        if isinstance(question, decide.Meet):
             if question.leaves:
                 self._leave_room()
             return question.ask(self.facts, self.state)
-        if isinstance(question, HasResult):
+        if isinstance(question, decide.HasResult):
             return self._has_result()
-        if isinstance(question, Try):
+        if isinstance(question, decide.Try):
             return self._try(question)
         return self._wait(question)
 
@@ -282,7 +265,7 @@ class Life:
         task, request = self._task, self.request
         return None if proves_nothing(task, request) else is_ready(task, request.id)
 
-    def _try(self, question: Try) -> Answer:
+    def _try(self, question: decide.Try) -> decide.Answer:
         if question.reruns:
             logger.warning("redislock: %s ended without a result; it runs again", self)
         if not question.again:
@@ -295,13 +278,13 @@ class Life:
             self._follow_up(answer)
         return answer
 
-    def _wait(self, question: Await | AwaitEarlier | Park) -> Answer:
+    def _wait(self, question: decide.Await | decide.AwaitEarlier | decide.Park) -> decide.Answer:
         lease, facts = self.lease, self.facts
-        answer: Answer
+        answer: decide.Answer
         try:
-            if isinstance(question, Park):
+            if isinstance(question, decide.Park):
                 answer = self._park(question)
-            elif isinstance(question, AwaitEarlier):
+            elif isinstance(question, decide.AwaitEarlier):
                 answer = lease.wait(question.timeout, self._follow_up)
             else:
                 if self.kept is not None and self.kept.place is not None:
@@ -319,7 +302,7 @@ class Life:
             self._follow_up(answer)
         return answer
 
-    def _park(self, question: Park) -> Answer:
+    def _park(self, question: decide.Park) -> decide.Answer:
         facts, claim = self.facts, self.facts.claim
         # The task is likely to replace that one: its done note can be named at once.
         before = facts.parked_before if question.newest else ""
@@ -335,7 +318,7 @@ class Life:
                 "redislock: %s cannot wait in the room of %s: the lock server did not take its"
                 " message of %d bytes: %s", self, facts.key, size, exc.reason,
             )  # fmt: skip
-            return TooLarge()
+            return decide.TooLarge()
         # The next call under a suspension asks first: what it is told goes with its message.
         waits = isinstance(answer, Parked) and answer.suspension is None
         self._task._redislock_note_parked(claim.keys.lock_id, claim.entry_id if waits else "")
@@ -351,25 +334,25 @@ class Life:
 
     # -- decisions ------------------------------------------------------------------------
 
-    def _act(self, decision: Outcomes) -> Course:
+    def _act(self, decision: decide.Outcomes) -> Course:
         facts = self.facts
-        if isinstance(decision, Waits):
+        if isinstance(decision, decide.Waits):
             return act.wait_in_room(facts, decision)
-        if isinstance(decision, PutOff):
+        if isinstance(decision, decide.PutOff):
             return self._put_off(decision)
         if self.state.parks_as:
             # Perhaps only the answer got lost, and the task is in the room: it must not run from
             # there.
-            self._call_off_copies(not isinstance(decision, CannotRun) or facts.acks_failures)
-        if isinstance(decision, TurnedAway):
+            self._call_off_copies(not isinstance(decision, decide.CannotRun) or facts.acks_failures)
+        if isinstance(decision, decide.TurnedAway):
             return act.turn_away(facts, self.state, self.request, decision)
-        if isinstance(decision, CannotRun):
+        if isinstance(decision, decide.CannotRun):
             return Fails(decision.error)
-        if isinstance(decision, GoUnlocked):
+        if isinstance(decision, decide.GoUnlocked):
             return act.run_unlocked(facts, decision)
         return act.run_locked(facts, decision)
 
-    def _put_off(self, decision: PutOff) -> Course:
+    def _put_off(self, decision: decide.PutOff) -> Course:
         """Publish the task again, to be run after a countdown; or end it, if it would expire."""
         if decision.comes_anew:
             self._give_up_kept()

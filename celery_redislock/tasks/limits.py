@@ -1,42 +1,17 @@
-"""Does what must be done, though a soft time limit may be raised at any bytecode, also ours."""
+"""Steps of ours whose errors do not change how a task ends."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol, TypeVar
+from collections.abc import Iterator
+from typing import Any
 
 from celery.exceptions import SoftTimeLimitExceeded
 
 from ..errors import LockUnavailable
 from ..protocol.log import get_logger
 
-T = TypeVar("T")
-
 logger = get_logger()
-
-
-class Ending(Protocol):
-    """What `surely` ends, until it `is_over`."""
-
-    is_over: bool
-
-
-def surely(work: Callable[[], T], end: Callable[[], object], what: Ending) -> T:
-    """Do this work, and then end it, whatever happens.
-
-    A soft time limit is raised once, but at any bytecode, even in the inner `finally`. So the outer
-    `finally` completes what the limit cut short.
-    """
-    __tracebackhide__ = True
-    try:
-        try:
-            return work()
-        finally:
-            end()
-    finally:
-        if not what.is_over:
-            end()
 
 
 @contextlib.contextmanager

@@ -74,7 +74,7 @@ class FinishedNotes:
     def __init__(self) -> None:
         self._reset()
         at_fork(after_in_child=self._reset)
-        self._chore = Chore(self._look, self._has_any, LOOK_EVERY)
+        self._chore = Chore(self._look, lambda: bool(self._requests or self._batches), LOOK_EVERY)
 
     def _reset(self) -> None:
         self._requests: deque[tuple[float, Finished]] = deque(maxlen=MOST)
@@ -86,9 +86,6 @@ class FinishedNotes:
         """
         self._requests.append((clock(), request))
         self._chore.begin(after=LOOK_EVERY)
-
-    def _has_any(self) -> bool:
-        return bool(self._requests or self._batches)
 
     def _look(self) -> None:
         self._take_acknowledged(clock())

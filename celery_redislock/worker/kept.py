@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterator
 from typing import Any, Final
 
 from ..app.housekeeper import Chore
@@ -15,22 +14,6 @@ from ..tasks.ends import End
 
 #: Seconds between looks at the reservations of tasks that are over.
 LOOK_EVERY: Final = 2.0
-
-
-class Requests:
-    """A weak set of requests. One thread may add to it while another one iterates over it."""
-
-    def __init__(self) -> None:
-        self._refs: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-
-    def add(self, request: Any) -> None:
-        self._refs[id(request)] = request
-
-    def discard(self, request: Any) -> None:
-        self._refs.pop(id(request), None)
-
-    def __iter__(self) -> Iterator[Any]:
-        return (each for ref in self._refs.valuerefs() if (each := ref()) is not None)
 
 
 class Reservations:
@@ -69,8 +52,8 @@ class Reservations:
             self._requests.remove(request)
 
 
-#: Requests that sleep until their eta, and for which something is kept meanwhile.
-sleeping: Final = Requests()
+#: Requests that sleep until their eta, and for which something is kept meanwhile, by `id`.
+sleeping: Final[weakref.WeakValueDictionary[int, Any]] = weakref.WeakValueDictionary()
 #: The reservations of this worker's messages.
 reservations: Final = Reservations()
 
@@ -79,7 +62,7 @@ def settle_revoked() -> None:
     """Settle the reservations and room places of revoked tasks now: Celery ends such a task only at
     its eta.
     """
-    for request in sleeping:
-        if is_revoked(request):
-            sleeping.discard(request)
+    for ref in sleeping.valuerefs():  # a list: another thread may add to them meanwhile
+        if (request := ref()) is not None and is_revoked(request):
+            sleeping.pop(id(request), None)
             request.settle(End.ENDED_BY_CELERY)

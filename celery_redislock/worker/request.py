@@ -126,7 +126,7 @@ class LockRequest(Request):
         if kept is None:
             return
         if self.eta is not None:
-            sleeping.add(self)
+            sleeping[id(self)] = self
         with contextlib.suppress(ValueError):  # whoever settles it says so
             self.lock_keys = keys_of_lock_id(self.task.app_locks.prefix, kept.lock_id)
             self._is_reserved = kept.place is None

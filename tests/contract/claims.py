@@ -6,8 +6,17 @@ import itertools
 from typing import Any
 
 from celery_redislock import LockUnavailable
-from celery_redislock.protocol import calls, holders
-from celery_redislock.protocol.claims import Acquired, Busy, Claim, Extended, Extension, to_ms
+from celery_redislock.protocol import calls, holders, notes
+from celery_redislock.protocol.claims import (
+    Acquired,
+    Busy,
+    Claim,
+    Extended,
+    Extension,
+    Settled,
+    to_ms,
+)
+from celery_redislock.protocol.exchange import Call
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.protocol.tokens import new_token
 from celery_redislock.servers.server import Server
@@ -62,3 +71,9 @@ def names_apart(label: str, count: int) -> list[str]:
         name = f"{label}{next(numbers)}"
         found.setdefault(lock_keys("redislock", name).fence, name)
     return list(found.values())
+
+
+def keep(claim: Claim, value: str, seconds: float, run_end: str = "") -> Call[Settled]:
+    """Leave the lock to a later message, as a run does whose retry gets it."""
+    note = notes.lasting(notes.ENDED)
+    return calls.settle(claim, calls.Release(note, True, run_end=run_end, heir=(value, seconds)))

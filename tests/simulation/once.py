@@ -7,6 +7,7 @@ from __future__ import annotations
 import signal
 import sys
 import types
+import weakref
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
@@ -195,7 +196,7 @@ def install() -> None:
     _for_each_process(housekeeper.housekeeper, housekeeper.Housekeeper)
     _for_each_process(heartbeat.heartbeat, heartbeat.Heartbeat)
     _for_each_process(finished.finished_notes, finished.FinishedNotes)
-    _for_each_process(kept.sleeping, kept.Requests)
+    _for_each_process(kept.sleeping, weakref.WeakValueDictionary)
     _for_each_process(kept.reservations, kept.Reservations)
     _for_each_process(events.events, events.Events)
     _for_each_process(forks.between_forks, forks.ForkGate)

@@ -19,6 +19,7 @@ from celery_redislock.protocol.tokens import new_token
 from celery_redislock.servers.node import Node
 from celery_redislock.servers.server import Server
 from celery_redislock.servers.urls import source_from_url
+from tests.contract.claims import keep
 
 Make = Callable[..., Claim]
 #: Runs beyond a bucket's share that are there at times: a list is cut when so many have come.
@@ -132,7 +133,7 @@ def test_a_lock_that_is_left_to_a_retry_ends_a_run_and_one_that_is_broken_then_d
         holders.held_for_retry(reply.value),
         past.end_text(reply.fence, 1.0, past.RETRIED),
     )
-    assert store.run(calls.keep(claim, value, 30, end)).ours
+    assert store.run(keep(claim, value, 30, end)).ours
     store.run(calls.break_lock(claim.keys, 30, task=claim.task))
     assert [each.how for each in kept(store, claim)] == ["retried"]
 

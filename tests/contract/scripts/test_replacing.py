@@ -20,7 +20,7 @@ from celery_redislock.protocol.claims import (
     Parked,
 )
 from celery_redislock.protocol.tokens import new_token
-from tests.contract.claims import extended
+from tests.contract.claims import extended, keep
 from tests.contract.clocks import clock
 from tests.contract.scripts.a_room import SLOT, TASK, TTL, Room
 
@@ -87,7 +87,7 @@ def test_what_does_not_run_is_replaced_at_once_and_its_message_finds_out(
     if kept == "in the queue":
         run = {"task": "t", "attempt": 1, "nesting": 0}
         value = holders.kept_in_queue(holder.value, new_token(), **run)
-    room.store.run(calls.keep(holder, value, 60))
+    room.store.run(keep(holder, value, 60))
 
     assert isinstance(replaces(room, "newer"), Free)
     room.take("newer")
@@ -180,7 +180,7 @@ def test_what_did_not_wait_in_the_room_ends_itself(room: Room) -> None:
     assert kind_of(room, "older") == notes.EXPECTS_RESULT
 
     newer = room.take("newer", member=SLOT)
-    room.store.run(calls.keep(newer, holders.held_for_retry(newer.value), 60))
+    room.store.run(keep(newer, holders.held_for_retry(newer.value), 60))
     replaces(room, "newest")
     assert kind_of(room, "newer", attempt=1) == notes.REPLACED
 

@@ -13,7 +13,7 @@ from celery_redislock.protocol import calls
 from celery_redislock.protocol.claims import Acquired, Busy, Extension, Parked, Reserved
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.protocol.suspensions import Suspension, in_force
-from tests.contract.claims import busy, taken
+from tests.contract.claims import busy, keep, taken
 from tests.contract.scripts.a_room import KEPT, SLOT, TASK, Room
 from tests.support.waiting import eventually
 
@@ -167,7 +167,7 @@ def test_what_runs_goes_on_and_the_next_one_waits(room: Room) -> None:
 def test_what_has_begun_keeps_the_lock_that_is_kept_for_it(room: Room) -> None:
     first = room.take("first")
     value = json.dumps({"token": "", "held": True, "task_id": first.task_id, "attempt": 0})
-    room.store.run(calls.keep(first, value, 60))
+    room.store.run(keep(first, value, 60))
     suspend(room)
     room.take("first", attempt=1)
 

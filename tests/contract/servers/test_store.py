@@ -42,6 +42,7 @@ from tests.contract.claims import (
     busy,
     extended,
     extension,
+    keep,
     make_claim,
     names_apart,
     outcomes,
@@ -132,7 +133,7 @@ def test_a_lock_that_is_kept_for_the_retry_goes_to_it_and_to_nobody_else(
 ) -> None:
     first = make_claim(label, task_id=label)
     held = taken(store.run(calls.acquire(first)))
-    assert store.run(calls.keep(first, holders.held_for_retry(held.value), 90)).ours
+    assert store.run(keep(first, holders.held_for_retry(held.value), 90)).ours
 
     assert 30_000 < client.pttl(first.keys.lock) <= 90_000
     holder = store.ask(calls.holder_of(first.keys, 30))
@@ -194,7 +195,7 @@ def test_a_foreign_value_is_held_and_no_operation_touches_it(store, raw, label, 
     held = Extension(claim, claim.value, 5, True)
     assert outcomes(extended(store, held)) == [NOT_OURS]
     assert not store.run(calls.settle(claim, calls.Release(note="1", always=True))).ours
-    assert not store.run(calls.keep(claim, holders.held_for_retry(claim.value), 5)).ours
+    assert not store.run(keep(claim, holders.held_for_retry(claim.value), 5)).ours
     assert store.run(calls.break_lock(claim.keys, 30)) is None
     assert store.ask(calls.holder_of(claim.keys, 30)) == Holder()
     assert str(store.ask(calls.holder_of(claim.keys, 30))) == "a foreign value"

@@ -34,6 +34,7 @@ from tests.contract.claims import (
     busy,
     extended,
     extension,
+    keep,
     make_claim,
     names_apart,
     outcomes,
@@ -72,7 +73,7 @@ def every_operation(store: Server, name: str, ttl: float) -> dict[str, Callable[
         "wait": lambda: store.run(calls.acquire(claim, "wait"), hold_off=0),
         "extend": lambda: extended(store, Extension(claim, claim.value, 1, True)),
         "release": lambda: store.run(calls.settle(claim, calls.Release(note="1", always=True))),
-        "keep": lambda: store.run(calls.keep(claim, holders.held_for_retry(claim.value), ttl)),
+        "keep": lambda: store.run(keep(claim, holders.held_for_retry(claim.value), ttl)),
         "break_lock": lambda: store.run(calls.break_lock(claim.keys, ttl)),
         "holder": lambda: store.ask(calls.holder_of(claim.keys, ttl)),
     }
@@ -89,7 +90,7 @@ def test_scripts_that_the_server_forgot_are_sent_again(own_store, own_redis, lab
         client.script_flush()
         assert own_store.run(calls.settle(claims[0])).ours
         client.script_flush()
-        kept = calls.keep(claims[1], holders.held_for_retry(replies[1].value), 30)
+        kept = keep(claims[1], holders.held_for_retry(replies[1].value), 30)
         assert own_store.run(kept).ours
         client.script_flush()
         assert own_store.run(calls.break_lock(claims[2].keys, 30)) is not None
