@@ -376,9 +376,8 @@ def _locks(app: Any) -> AppLocks:
 def to_break(
     found: Sequence[Found], task: str | None = None, node: str | None = None, older: float = 0.0
 ) -> list[Found]:
-    """The locks to break for a user who names a task or a node.
-
-    For a node these are the locks of its runs: a lock that is kept for a message outlives the node.
+    """The locks to break for a user who names a task or a node. A node's are those of its runs: a
+    lock that is kept for a message outlives the node.
     """
     return [
         each

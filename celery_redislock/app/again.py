@@ -1,11 +1,9 @@
 """Publishes a task's message again as it came, in any process.
 
 The message goes only to the queue from which it came. Its exchange could give it to other queues
-too, which have had their copies, or to none: a headers exchange looks at headers, not at a key.
-
-Tracing tools put the sender's trace into a message's headers when a task is sent. The process that
-publishes the message again is not its sender: it may run the lock's holder, or be an operator's. So
-the message keeps its own headers and properties, and gets no new ones but Celery's.
+too, which have had their copies, or to none: a headers exchange looks at headers, not at a key. It
+keeps its own headers and properties, and gets no new ones but Celery's: tracing tools would add the
+trace of this process, which may run the lock's holder, or be an operator's.
 """
 
 from __future__ import annotations
@@ -47,9 +45,8 @@ def message_options(
     header: Mapping[str, Any],
     delivery: Delivery,
 ) -> dict[str, Any]:
-    """The options with which a task is published again as it came: with the same id, callbacks,
-    expiry, queue and format. The request is given twice: as Celery hands it to the tracer, and as
-    the task sees it. Raises `ConfigError` if the queue from which the message came is not known.
+    """The options with which a task is published again as it came. The request is given as Celery
+    hands it to the tracer, and as the task sees it. Raises `ConfigError` if its queue is not known.
     """
     if delivery.queue is None:
         raise ConfigError(
@@ -75,9 +72,7 @@ def message_options(
 
 
 def publish_again(app: Any, name: str, args: Any, kwargs: Any, options: Mapping[str, Any]) -> None:
-    """Publish a task with the headers in these options, the result of `message_options`. It gets no
-    parent task and no new trace.
-    """
+    """Publish a task with these `message_options`, without a parent task or a new trace."""
     options = dict(options)
     properties, compression = options.pop("properties", {}), options.pop("compression", None)
     headers = options["headers"]
@@ -95,9 +90,7 @@ def publish_again(app: Any, name: str, args: Any, kwargs: Any, options: Mapping[
 
 
 def _straight_to(name: str, app: Any, is_delayed: bool) -> dict[str, Any]:
-    """The options that publish to this queue only: through RabbitMQ's default exchange, to which
-    each queue is bound by its name.
-    """
+    """The options that publish to this queue only, through RabbitMQ's default exchange."""
     # Not of type "direct": with a direct exchange, Celery would choose the route itself, and would
     # not let RabbitMQ delay the message.
     queue = Queue(name, Exchange("", type="topic"), routing_key=name)
@@ -135,9 +128,7 @@ class _Routed:
 
 
 class _AsItCame:
-    """A producer that sends these headers and properties, Celery's, and no others. Celery calls it
-    last, after tools have added headers of their own.
-    """
+    """A producer that sends these headers and properties, and Celery's. Celery calls it last."""
 
     def __init__(
         self,

@@ -1,7 +1,4 @@
-"""How brokers differ: what tells two of them apart, and when one delivers a message again.
-
-Names, options and defaults are those of kombu's transports.
-"""
+"""How brokers differ, by the names, options and defaults of kombu's transports."""
 
 from __future__ import annotations
 
@@ -118,9 +115,7 @@ AS_CELERY_READS_IT: Final = Origin()
 
 
 def origin_of(message: Any, redelivery: Redelivery) -> Origin:
-    """What the broker says of a message, in fields of its own: some of kombu's transports give a
-    message a new tag at each delivery.
-    """
+    """What the broker says of a message: some transports give it a new tag at each delivery."""
     if redelivery.hears_acks:
         return AS_CELERY_READS_IT
     info = message.delivery_info or {}
@@ -190,9 +185,7 @@ def _transport_of(url: str, default: Any) -> str:
 
 
 def broker_of(app: Any) -> str:
-    """A digest that identifies the app's broker: its address, without user and password, and the
-    transport options that tell its queues from those of another broker at that address.
-    """
+    """A digest of the app's broker: its address and what tells its queues from another one's."""
     known: str | None = app.__dict__.get("_redislock_broker")
     if known is None:
         addresses = "\n".join(sorted(_addresses(app.connection_for_write())))
@@ -202,9 +195,7 @@ def broker_of(app: Any) -> str:
 
 
 def secret_of(app: Any) -> bytes:
-    """A digest of the app's broker, and of the users and passwords in its URLs: whoever knows these
-    may send tasks.
-    """
+    """A digest of the app's broker with users and passwords: who knows these may send tasks."""
     known: bytes | None = app.__dict__.get("_redislock_secret")
     if known is None:
         connection = app.connection_for_write()

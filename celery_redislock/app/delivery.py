@@ -52,9 +52,7 @@ class Source(NamedTuple):
 
 
 def restore_route(raw: Mapping[str, Any]) -> None:
-    """Give a message that we published straight to its queue the exchange and routing key with
-    which it was first sent: a retry is sent with these.
-    """
+    """Give a message that we published the route of its first one: a retry is sent with it."""
     header = raw.get(KEY)
     if not isinstance(header, Mapping) or is_from_newer(raw):
         return
@@ -71,9 +69,7 @@ def stamp(
     origin: Origin,
     source: Source,
 ) -> str:
-    """Mint the token of a delivery, and put it and what the worker knows of the message into the
-    request that it hands to the pool. `events`: the worker sends events.
-    """
+    """Mint a delivery's token, and put it and what the worker knows into the pool's request."""
     token = new_token()
     stamped: dict[str, Any] = {
         "token": token,
@@ -96,9 +92,7 @@ def stamp(
 
 
 def hand_on_done_key(raw: Mapping[str, Any], key: str) -> None:
-    """Leave the key of the run's done note where the worker's main process finds it, if the task
-    runs in that very process: `done_key_of` reads it.
-    """
+    """Leave the key of the run's done note for `done_key_of`, in this very process."""
     stamped = (raw.get("properties") or {}).get(KEY)
     if isinstance(stamped, dict):
         stamped["done_key"] = key
@@ -178,9 +172,7 @@ class Kept(NamedTuple):
 # Not frozen: making one would take six times as long.
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Delivery:
-    """What is known of one delivery of a task's message. It never changes: whatever is learned
-    later makes a new `Delivery`.
-    """
+    """What is known of one delivery of a message. Whatever is learned makes a new `Delivery`."""
 
     token: str
     received: float | None = None  # when the worker got the message, on `clock`, if noted
@@ -257,12 +249,9 @@ class Delivery:
     def next_header(
         self, kept: Kept | None, *, copied: bool, outage: bool, suspended: str | None = None
     ) -> dict[str, Any]:
-        """The header of the message to which this delivery is deferred. This message's reservation
-        or place moves to it.
-
-        `copied`: another copy of this message may exist. `outage`: the delivery is deferred because
-        the lock server is not available. `suspended`: what operators have suspended, as text, if it
-        is deferred for that.
+        """The header of the message to which this delivery is deferred, and this one's reservation
+        or place moves: `copied` if another copy of this message may exist, `outage` if the lock
+        server is not available, `suspended` if operators have suspended that.
         """
         return self._header(
             deferrals=self.deferrals + 1,
@@ -284,12 +273,9 @@ class Delivery:
         suspended: str | None = None,
     ) -> dict[str, Any]:
         """The header for the message of a task that waits in a room, and belongs to the broker with
-        this digest. The message may be published twice, so its header calls it a copy. The
-        publisher adds its place.
-
-        `has_result`: the task ends with a result if it is replaced. The worker that ends it knows
-        which: not all headers can carry it. `suspended`: what operators have suspended, as text, if
-        it waits for that.
+        this digest. It may be published twice, so it is called a copy. `has_result`: the task ends
+        with a result if it is replaced, which the worker knows that ends it. `suspended`: it waits
+        for that.
         """
         more: dict[str, Any] = {} if label is None else {"label": label}
         if has_result:

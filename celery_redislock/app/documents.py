@@ -1,7 +1,4 @@
-"""How errors name a page of the documents. Pure.
-
-An installation has no documents, so an error gives the page's title.
-"""
+"""How errors name a page of the documents: by its title, since an installation has none."""
 
 from __future__ import annotations
 

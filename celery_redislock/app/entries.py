@@ -105,9 +105,7 @@ class Entry(NamedTuple):
 
     @classmethod
     def load(cls, text: str) -> Entry:
-        """The entry that `dump` wrote. Raises `NotOurs` if a newer release wrote it, and
-        `CorruptEntry` if `dump` did not write this.
-        """
+        """The entry that `dump` wrote. Raises `NotOurs` for a newer one, or `CorruptEntry`."""
         try:
             fields = dict(json.loads(text))
             if is_newer(_STAYS, fields.get("v", 1), VERSION):
@@ -136,9 +134,8 @@ class Entry(NamedTuple):
         return hmac.new(secret_of(app), json.dumps(self[:-1]).encode(), "sha256").hexdigest()
 
     def content(self, app: Any) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:
-        """Arguments, keyword arguments and options. Raises `NotOurs` if the app does not accept the
-        content type, or it is pickle without a valid seal; and `CorruptEntry` if the body cannot be
-        decoded, or is not what `of` wrote.
+        """Arguments, keyword arguments and options. Raises `NotOurs` if this app must not read it,
+        as a pickle without a valid seal, and `CorruptEntry` if it cannot.
         """
         if self.content_type == PICKLE and not self.is_sealed(app):
             raise NotOurs("it is a pickle, and its seal is not of this broker")

@@ -22,9 +22,7 @@ logger = get_logger()
 
 
 class Events:
-    """The events of this process. `wanted` says whether its worker sends any, as of the last
-    message that arrived; a task may still send none.
-    """
+    """The events of this process, if they are `wanted`, as of the last message that arrived."""
 
     def __init__(self) -> None:
         self._forget()
@@ -45,9 +43,7 @@ class Events:
         return self.wanted
 
     def learn(self, wanted: bool, node: str | None) -> None:
-        """Remember what a message says of the worker that runs its task. The main process knows
-        better: the message may have arrived before an operator switched events on or off.
-        """
+        """Remember what a message says of its worker, of which the main process knows better."""
         if self._consumer is None:
             self.wanted, self._node = wanted, node
 

@@ -22,9 +22,7 @@ _warned: Final[set[str]] = set()
 
 
 def is_newer(what: str, version: Any, known: int) -> bool:
-    """Whether the version in a text is newer than those that this release reads, up to `known`.
-    Warns of each kind once in a process, with `what` for the kind and what becomes of it.
-    """
+    """Whether a version is newer than this release reads. Warns once of each kind (`what`)."""
     if isinstance(version, int) and version <= known:
         return False
     if what not in _warned:

@@ -62,9 +62,7 @@ class Bell(Protocol):
         """End the sleep, or the next one."""
 
     def wait(self, seconds: float) -> Collection[int] | None:
-        """Sleep for so many seconds, or until it rings. Returns the pidfds of processes that are
-        gone, or None.
-        """
+        """Sleep for so many seconds, or until it rings. Returns the pidfds of ended processes."""
 
 
 class Lane:
@@ -253,10 +251,7 @@ housekeeper: Final = Housekeeper()
 
 
 class Chore:
-    """Background work in rounds, one `every` so many seconds as long as there is more of it.
-
-    An error ends one round, not the chore: the housekeeper logs it.
-    """
+    """Background work in rounds, as long as there is more of it. An error ends one round only."""
 
     def __init__(self, do: Callable[[], Any], has_more: Callable[[], bool], every: float) -> None:
         self._do, self._has_more, self._every = do, has_more, every

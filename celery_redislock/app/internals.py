@@ -85,9 +85,7 @@ class as_running:  # noqa: N801  a context manager
 
 
 def running_task() -> Any:
-    """The running task itself, or None. `celery.current_task` is a proxy: it is slower, and `is`
-    never finds it equal to a task.
-    """
+    """The running task itself, or None: `celery.current_task` is a proxy, and slower."""
     return _task_stack.top
 
 
@@ -110,9 +108,7 @@ def is_nobodys_app(app: Any) -> bool:
 
 
 def app_named(name: str) -> Any:
-    """The app that `celery -A` means by this name. Celery finds it for its commands, and not for
-    the completion of their arguments.
-    """
+    """The app that `celery -A` means by this name: Celery does not find it for completions."""
     from celery.app.utils import find_app
 
     return find_app(name)
@@ -174,9 +170,7 @@ def _telling(base: Any) -> type[Any]:
 
 
 def on_change_of_ours(conf: Any, callback: Callable[[], None]) -> None:
-    """Call this whenever one of our settings is changed in an app's settings. If it raises, the
-    change is undone.
-    """
+    """Call this whenever one of our settings is changed. If it raises, the change is undone."""
     if _TELLS not in conf.__dict__:
         kind: Any = type(conf)
         # Not by an assignment, which would be one of a setting.
@@ -185,9 +179,7 @@ def on_change_of_ours(conf: Any, callback: Callable[[], None]) -> None:
 
 
 def tasks_so_far(app: Any) -> Mapping[str, Any]:
-    """The tasks that the app has by now. `app.tasks` would complete the app, which Celery may be
-    doing already.
-    """
+    """The tasks that the app has by now: `app.tasks` would complete it, which may be under way."""
     tasks: Mapping[str, Any] = app._tasks
     return tasks
 
@@ -230,9 +222,8 @@ def before_send_task(app: Any, check: Callable[[str, Mapping[str, Any]], None]) 
 
 
 def on_registration(app: Any, callback: Callable[[Any], None]) -> None:
-    """Call this with each task that is registered from now on, before Celery binds it.
-
-    No signal is sent at that time, and `on_after_finalize` comes after the tasks were bound.
+    """Call this with each task that is registered from now on, before Celery binds it: no signal is
+    sent at that time, and `on_after_finalize` comes later.
     """
     registry = app._tasks
 
@@ -251,9 +242,7 @@ def apps_so_far() -> list[Any]:
 
 
 def is_decorated(attributes: Mapping[str, Any]) -> bool:
-    """Whether these are the attributes of a class that `@app.task` made from a function. Its
-    annotations are the function's, not options.
-    """
+    """Whether `@app.task` made this class: its annotations are its function's, not options."""
     return "_decorated" in attributes
 
 
@@ -277,10 +266,7 @@ def without_models(task: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
 
 
 def serializer_of(content_type: str | None) -> str | None:
-    """The name of the serializer that writes this content type; None if none does.
-
-    Needed to publish a task again in the format in which it came.
-    """
+    """The name of the serializer that writes this content type, to publish in it; or None."""
     # kombu's public functions give the type for a name, but not the name for a type.
     from kombu.serialization import registry
 
@@ -288,10 +274,8 @@ def serializer_of(content_type: str | None) -> str | None:
 
 
 def least_countdown(app: Any) -> float:
-    """The shortest countdown in seconds that the broker accepts; 0.0 for any.
-
-    With quorum queues RabbitMQ itself delays messages, by whole seconds, and Celery raises for less
-    than one.
+    """The shortest countdown in seconds that the broker accepts: with quorum queues RabbitMQ itself
+    delays messages, by whole seconds, and Celery raises for less than one.
     """
     from celery.utils.quorum_queues import detect_quorum_queues
 
@@ -321,9 +305,7 @@ def is_celerys_tracer(tracer: Any) -> bool:
 
 
 def trace_of_end(info: Any, error: BaseException, state: str) -> Any:
-    """What a tracer returns for a task that an error ended without running its body. `info` is that
-    error as an `ExceptionInfo`, for the main process.
-    """
+    """What a tracer returns for a task that an error, with this `info`, ended without its body."""
     from celery.app.trace import TraceInfo, trace_ok_t
 
     return trace_ok_t(info, TraceInfo(state, error), 0.0, None)
@@ -351,9 +333,7 @@ def at_pool_process_exit(callback: Callable[[], Any]) -> None:
 
 
 def is_active(request: Any) -> bool:
-    """Whether the pool runs the request. Its child has no other task then, so the child may be
-    terminated, and its lock may be extended.
-    """
+    """Whether the pool runs the request: its child, which has no other task, may be terminated."""
     from celery.worker import state
 
     return request in state.active_requests
@@ -386,9 +366,7 @@ def call_in_consumer(consumer: Any, call: Callable[..., Any], *args: Any) -> Non
 
 
 def times_connected(consumer: Any) -> int:
-    """How often the worker has connected to the broker. Messages from an earlier connection may
-    have been given to another worker.
-    """
+    """How often the worker has connected: what came before may have gone to another worker."""
     times: int = consumer.restart_count
     return times
 
@@ -423,26 +401,20 @@ def sends_to(app: Any) -> str | None:
 
 
 def bring_forward(request: Any, seconds: float) -> None:
-    """Make a message that the worker has just received due so many seconds sooner. Only tests with
-    a clock of their own need it.
-    """
+    """Make a message that was just received due so much sooner, for tests with their own clock."""
     if request.eta is not None:
         request._eta -= timedelta(seconds=seconds)
 
 
 def hasten(timer: Any, seconds: float) -> None:
-    """Make everything that this worker's timer counts down due so many seconds sooner. See
-    `bring_forward`.
-    """
+    """Make all that this worker's timer counts down due so much sooner. See `bring_forward`."""
     queue = timer.schedule._queue
     with getattr(timer, "mutex", contextlib.nullcontext()):
         queue[:] = [each._replace(eta=each.eta - seconds) for each in queue]
 
 
 def queues_by_tag(task_consumer: Any) -> dict[str, str]:
-    """The queues that kombu's consumer consumes, by consumer tag. With RabbitMQ each message says
-    by which tag it came, and nothing else says from which queue.
-    """
+    """The queues that kombu's consumer consumes, by the tag that a message of RabbitMQ has."""
     return {tag: queue for queue, tag in task_consumer._active_tags.items()}
 
 
@@ -452,9 +424,7 @@ def terminate_child(consumer: Any, pid: int, signum: int) -> None:
 
 
 def say_ended(request: Any) -> None:
-    """Tell the worker that the request has ended, as `Request.on_failure` does. Otherwise the
-    worker would wait for it at shutdown.
-    """
+    """Tell the worker that the request has ended, or it would wait for that at shutdown."""
     from celery.worker import state
 
     state.task_ready(request)
@@ -471,9 +441,7 @@ def mark_revoked(request: Any) -> None:
 
 
 def was_cancelled(request: Any) -> bool:
-    """Whether the connection to the broker was lost, and Celery has stored RETRY. The broker will
-    deliver the message again.
-    """
+    """Whether the connection was lost, and Celery has stored RETRY: the message comes again."""
     return bool(request._already_cancelled)
 
 

@@ -1,7 +1,4 @@
-"""Makes metrics for Prometheus and OpenTelemetry from this package's own signals.
-
-Labels are the task's name and the outcome, never a key: keys come from arguments, without limit.
-"""
+"""Makes metrics from our signals, labelled by task and outcome, never by keys without limit."""
 
 from __future__ import annotations
 

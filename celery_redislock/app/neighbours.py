@@ -49,9 +49,7 @@ def strangers(locks: AppLocks, conf: Any, keys: Iterable[bytes]) -> list[str]:
 
 
 def caches_beside(locks: AppLocks) -> list[str]:
-    """The names of Django's caches that are in the same database as the locks. Connects to nothing.
-    Outside of a Django project there are none.
-    """
+    """Names of Django's caches in the same database as the locks. Connects to nothing."""
     django = sys.modules.get("django.conf")
     if django is None or not django.settings.configured or locks.address is None:
         return []

@@ -1,7 +1,5 @@
-"""The options of a task and the settings of an app, checked and resolved once. Pure.
-
-A typo must never mean "no lock": this module refuses wrong values, by name; `unknown` refuses what
-is no option or setting at all.
+"""The options of a task and the settings of an app, checked and resolved once. Pure. A wrong value
+is refused by name; `unknown` refuses what is no option or setting at all.
 """
 
 # No `from __future__ import annotations`: with it `NamedTuple` compiles each annotation again,
@@ -112,9 +110,7 @@ _LIMIT: Final = checks.whole(1, MAX_LIMIT)
 
 
 def limit_of_call(task: str, value: Any) -> int:
-    """The limit that a `lock_limit` callable returned for a call. Raises `ValueError` if it is not
-    accepted.
-    """
+    """The limit that a `lock_limit` callable returned. Raises `ValueError` for another value."""
     try:
         limit: int = _LIMIT.read(value)
     except ValueError:
@@ -234,9 +230,7 @@ _CONTRADICTIONS: Final[dict[str, tuple[tuple[str, Any, str], ...]]] = {
 
 
 def check_option(where: str, option: str, value: Any, as_option: str | None = None) -> Any:
-    """The value of an option of `where`, normalised. With `as_option` the check of that task option
-    applies. Raises `ConfigError`.
-    """
+    """The value of an option of `where`, normalised, by the check of that or another option."""
     return checks.checked(where, option, value, _CHECKS[as_option or option])
 
 

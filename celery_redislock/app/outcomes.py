@@ -1,6 +1,5 @@
-"""The outcomes of a task and its lock. `report` reports one: as a log line, a signal, and a Celery
-event. The package `lock` knows no signals and events: it only logs what a lease finds out, and the
-lease's owner reports the rest.
+"""The outcomes of a task and its lock, reported as a log line, a signal, and a Celery event. The
+package `lock` only logs what a lease finds out: the lease's owner reports the rest.
 """
 
 from __future__ import annotations
@@ -191,9 +190,7 @@ def level_in_burst() -> int:
 
 
 def report_expired(whose: Whose, why: object, reason: str, *, emits: bool = True) -> None:
-    """Report that a task ends as expired, without a run, for a cause that operators must know: not
-    just that another run held its lock. The cause is given for the line, and for the line's field.
-    """
+    """Report that a task ends as expired for a cause that operators must know, not for a holder."""
     report(
         Outcome.EXPIRED, whose, "redislock: %s[%s] ends as expired without a run: %s",
         whose.run["task"], whose.task_id, why,

@@ -94,9 +94,7 @@ def _is_zombie(pid: int) -> bool:
 
 
 def _waits_to_be_reaped(pid: int) -> bool:
-    """Whether this child has ended. Its status stays for the pool, which reaps it. Raises `OSError`
-    if it is no child of this process, or this system cannot tell.
-    """
+    """Whether this child has ended, without reaping it. Raises `OSError` if that is not known."""
     if hasattr(os, "waitid"):
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     return _waits_by_libc(pid)

@@ -20,10 +20,9 @@ _RETRY_STORED: Final = "_redislock_retry_stored"
 
 
 def store_retry(task: Any, request: Context, error: Any, traceback: str | None = None) -> None:
-    """Store that an attempt ends in a retry, before the retry is sent. Celery stores it after that,
-    and then perhaps over the last state: the retry may have ended by then, in another process.
-    Nothing stores RETRY for this request from here on. The error is the one given to `retry`, or
-    None; without a traceback, it is raised here.
+    """Store that an attempt ends in a retry, before that is sent: Celery stores it later, and then
+    perhaps over the retry's own end, and from here on not at all. The error is the one given to
+    `retry`, or None; without a traceback, it is raised here.
     """
     backend = task.backend
     if not hasattr(backend.mark_as_retry, _RETRY_STORED):

@@ -1,7 +1,4 @@
-"""What belongs to one Celery app: its `redislock_*` settings and its lock server.
-
-There are no module globals: two apps in one process may have two servers.
-"""
+"""What belongs to one Celery app: its `redislock_*` settings and its lock server, in no global."""
 
 from __future__ import annotations
 
@@ -62,15 +59,12 @@ class NoServer(ConfigError):
 
 
 class Elsewhere(NoServer):
-    """No setting says where the locks are, in an app that has the task only because Celery gives
-    shared tasks to every app.
-    """
+    """No setting says where the locks are, in an app to which Celery gave a shared task."""
 
 
 class AppLocks:
-    """The settings of an app, checked, and its lock server, connected at first use; the connections
-    of `known`, read before, are kept if the server is the same. Raises `ConfigError` for an unknown
-    or wrong setting.
+    """The settings of an app, checked, and its lock server, connected at first use, or as in
+    `known`. Raises `ConfigError` for an unknown or wrong setting.
     """
 
     def __init__(self, app: Any, known: AppLocks | None = None) -> None:
@@ -150,9 +144,7 @@ class AppLocks:
         return self.address
 
     def describe_server(self) -> str:
-        """Where the locks are: the server as a URL, without user and password, and the prefix of
-        all keys. Connects to nothing. Raises `NoServer` if no setting says so.
-        """
+        """The server as a URL, without user and password, and the prefix. Connects to nothing."""
         address = self.require_address()
         if stand_in.current is not None:
             return f"memory, prefix {self.prefix!r}"
@@ -188,9 +180,7 @@ def read_again(app: Any) -> None:
 
 
 def _changed(of: Callable[[], Any]) -> None:
-    """One of our settings was changed in the app's. Raises `ConfigError` if that is wrong, or would
-    make a task wrong: the change is refused.
-    """
+    """A setting was changed. Raises `ConfigError` if a task is wrong by that: it is undone."""
     app = of()
     if app is None:
         return

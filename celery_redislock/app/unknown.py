@@ -38,10 +38,8 @@ def refuse_name(
 def refuse_unknown_options(
     where: str, attributes: Iterable[tuple[str, Any]], taken: Collection[str]
 ) -> None:
-    """Refuse attributes of a locked task that look like our options and are not. The value is UNSET
-    for a name that is only annotated. `taken` are names of the base class that are not options,
-    which methods may override. Raises `ConfigError` for a value under such a name, or a name that
-    `looks_like_an_option`.
+    """Refuse attributes of a locked task that look like our options and are not; UNSET stands for a
+    name that is only annotated, and methods may have the names that are `taken`.
     """
     for name, value in attributes:
         is_method = hasattr(type(value), "__get__")
@@ -62,9 +60,8 @@ def refuse_unknown_options(
 
 
 def refuse_options_of_call(task: str, options: Mapping[str, Any]) -> None:
-    """Refuse options of a task that are given to one call: nobody would read them there. Raises
-    `ConfigError` for an option of ours, a near miss, or an option of another package. Those that
-    Celery and kombu know are left alone, as are stamps.
+    """Refuse options of a task, and near misses, that are given to one call: nobody would read
+    them. Those that Celery and kombu know are left alone, as are stamps.
     """
     celerys = _celerys_of_call()
     where = f"a call of task {task}"
@@ -121,9 +118,7 @@ def is_option_or_like_one(name: str, value: Any) -> bool:
 
 
 def refuse_unknown_settings(names: Iterable[str]) -> None:
-    """Refuse with a `ConfigError` settings that do not exist and look like ours: `redislock_*`,
-    `redis_lock_*`, `redislok_ttl`.
-    """
+    """Refuse settings that look like ours and are not: `redis_lock_url`, `redislok_ttl`."""
     for name in names:
         if "redis" not in name or name in SETTINGS:
             continue

@@ -1,7 +1,5 @@
-"""The options and settings of other packages, and what they are called here. Pure.
-
-Left over on a locked task or its app they would do nothing, and their user would rely on a lock
-that does not exist: they are refused. The modules of `compat` translate them.
+"""The options and settings of other packages, and what they are called here: without a module of
+`compat` they would do nothing, and are refused. Pure.
 """
 
 from __future__ import annotations
@@ -74,9 +72,7 @@ def section(package: str) -> str:
 
 
 def replacement(name: str) -> str | None:
-    """The package that has an option with this name, and what to use here, in words; None if no
-    other package, and no lock of another kind, has one.
-    """
+    """The package that has an option with this name, and what to use here, in words; or None."""
     if name not in _OPTIONS:
         return None
     package, use = _OPTIONS[name]
@@ -87,9 +83,8 @@ def replacement(name: str) -> str | None:
 
 
 def translated(conf: Any, names: Iterable[str]) -> dict[str, Any]:
-    """Our settings, translated from those of other packages among the app's settings with these
-    names, which are not Celery's. Raises `ConfigError` if two packages name different servers, or
-    if neither a package nor our module for it is in use, so that its setting would do nothing.
+    """Our settings, translated from those of other packages. Raises `ConfigError` if two packages
+    name different servers, or a setting would do nothing, as its package is not in use.
     """
     for name, package in _settings_left(conf, names):
         if package not in translators and package.replace("-", "_") not in sys.modules:

@@ -82,10 +82,8 @@ class TranslatedTask(SingletonTask):
         return {**options, CALL: call} if self._reserves(options) else options
 
     def _redislock_clear(self, args: Any, kwargs: Any, task_id: str) -> None:
-        """Delete the lock that a sender with the other package took for a message which has ended.
-
-        Only that package's workers do so: its senders would send no equal task until the lock
-        expires, perhaps never.
+        """Delete the lock that a sender with the other package took for a message that has ended:
+        its senders would send no equal task until the lock expires, perhaps never.
         """
         server = self._redislock_originals()
         if server is None:

@@ -36,9 +36,7 @@ _ORPHANED: Final = (
 
 
 class _LoopLease(Lease):
-    """The lease of an acquisition. The heartbeat, which is a thread, keeps it alive as long as its
-    event loop is there: only that can release it.
-    """
+    """The lease of an acquisition, kept alive by a thread as long as its event loop is there."""
 
     def __init__(self, server: Server, claim: Claim, beats: bool) -> None:
         self.loop = loop = asyncio.get_running_loop()
@@ -167,9 +165,7 @@ class AsyncAcquisition:
     # -- acquiring ------------------------------------------------------------------------
 
     async def _acquire(self, timeout: float | None) -> bool:
-        """Take the lock, within so many seconds, or without end. If this is cancelled or fails,
-        what the server gave is given back.
-        """
+        """Take the lock, within so many seconds, or without end. A failure gives it back."""
         try:
             with out_of_sight():
                 if timeout == 0:
@@ -263,9 +259,7 @@ class AsyncAcquisition:
         return self._undone(self._lease.server.run(call, once=True))
 
     def _undone(self, reply: Extended) -> Extended:
-        """Give the lock back if it was released, and this extension took it again. Returns the
-        reply.
-        """
+        """The reply, after the lock is given back if it was released, and this took it again."""
         if self._lease.is_released and reply.takes_again:
             self._lease.is_undone = True  # first: the release may find nothing for that
             self._release_in_thread(_RELEASE)
@@ -303,9 +297,7 @@ class AsyncAcquisition:
         return (settled.ours or lease.is_undone) and not lease.is_lost
 
     async def _leave(self, failed: bool) -> None:
-        """Release the lock at the end of a block. Raises `LockLost` if it was lost, and the block
-        ended without an error of its own.
-        """
+        """Release the lock at the end of a block: `LockLost`, if it was lost and nothing failed."""
         if not self._is_ended:
             await self._give_back()
             if self._lease.is_lost and not failed:
@@ -333,9 +325,7 @@ class AsyncAcquisition:
 
 
 class _Begin:
-    """Notices that a coroutine is dropped that was to release a lock, and has not begun: a task was
-    cancelled first. Only that coroutine refers to it.
-    """
+    """Notices that the coroutine which was to release a lock is dropped before it has begun."""
 
     def __init__(self, held: AsyncAcquisition, release: Release) -> None:
         self._held = held

@@ -25,9 +25,8 @@ LOOK_EVERY: Final = 0.001
 class ForkGate:
     """A context manager for the work of our background threads: forks wait until it is done.
 
-    Forks wait only after `use`. In other processes a task's body may fork, and an exception from
-    outside would be lost in the wait; or a greenlet may fork. The gate has no mutex itself: each
-    step is one operation on a set or a number. Do not nest it.
+    Forks wait only after `use`: elsewhere a task's body or a greenlet may fork. The gate has no
+    mutex itself: each step is one operation on a set or a number. Do not nest it.
     """
 
     def __init__(self) -> None:

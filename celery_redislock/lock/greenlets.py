@@ -1,9 +1,8 @@
 """Native threads in a process where gevent or eventlet turn threads into greenlets.
 
-Our threads stay native: otherwise a greenlet that computes would stop them. They may change plain
-state and talk to Redis. They must not log, send a signal or call users' code: these take greenlets'
-locks, and a greenlet that waits for such a lock while a native thread holds it may wait for ever.
-So a native thread hands such work to a greenlet.
+Our threads stay native: otherwise a greenlet that computes would stop them. They may talk to Redis,
+but have a greenlet log, send a signal or call users' code: for that they would take greenlets'
+locks, and a greenlet that waits for one that a native thread has may wait for ever.
 """
 
 from __future__ import annotations
@@ -27,9 +26,7 @@ Call = Callable[[], Any]
 
 
 def patched_by(*modules: str) -> str | None:
-    """What has turned threads into greenlets here: "gevent", "eventlet", or None; or what has
-    patched one of these modules.
-    """
+    """What has patched threads here, or one of these modules: "gevent", "eventlet", or None."""
     if "gevent.monkey" in sys.modules:
         from gevent import monkey
 
@@ -117,9 +114,7 @@ class Hub(Protocol):
     """What runs the greenlets of a thread."""
 
     def call_soon(self, call: Call) -> bool:
-        """Make this call in the hub's thread, where it must not wait. Any thread may ask for that.
-        Returns False if the hub is gone.
-        """
+        """Make this call, which must not wait, in the hub's thread. False if the hub is gone."""
 
     def spawn(self, call: Call) -> None:
         """Make this call in a new greenlet. Only the hub's thread may ask for that."""
@@ -203,10 +198,8 @@ def hub_here() -> Hub | None:
 
 
 class Teller:
-    """Makes calls that log or run users' code, one after another.
-
-    It makes a call at once where threads are not patched, or for a greenlet. For a native thread a
-    greenlet makes it, as soon as the running one lets others run.
+    """Makes calls that log or run users' code, one after another: at once, or, for a native thread
+    beside greenlets, in a greenlet, as soon as the running one lets others run.
     """
 
     def __init__(self, hub: Hub | None) -> None:

@@ -1,9 +1,8 @@
 """The heartbeat: one native daemon thread per process, which keeps every held lock alive.
 
-The thread is native also where threads are patched: a greenlet starves while another one computes.
-There a greenlet logs what the thread found out, see `greenlets`.
-All locks of a server that are due are extended in one round trip. In a prefork worker the main
-process has a heartbeat too, for the locks that its children hold.
+It is native also where threads are patched, see `greenlets`: a greenlet starves while another one
+computes. All locks of a server that are due are extended in one round trip. In a prefork worker the
+main process has a heartbeat too, for the locks that its children hold.
 """
 
 from __future__ import annotations
@@ -46,14 +45,10 @@ class Extendable(Protocol):
     def server(self) -> Server: ...
 
     def extension(self, now: float) -> Extension | None:
-        """The extension to send now. None if the lock must not be extended now; then this method
-        has set `next_beat`, or discarded the lock.
-        """
+        """The extension to send now; None if this has set `next_beat`, or discarded the lock."""
 
     def answered(self, reply: Extended | LockUnavailable, sent_at: float, discarded: bool) -> None:
-        """Take the reply to an extension that was sent at that time, on `clock`, or the reason for
-        having none. `discarded`: the lease was discarded meanwhile, without waiting for this reply.
-        """
+        """Take the reply to an extension, or why there is none; `discarded`: nobody waits."""
 
 
 _Ref = weakref.ref[Extendable]
@@ -127,9 +122,7 @@ class Heartbeat:
         self._alarm.ring()
 
     def call_soon(self, call: Callable[[], None]) -> None:
-        """Have the heartbeat's thread make this call, if there is such a thread; where threads are
-        patched, a greenlet makes it. Safe in a finalizer: this waits for no lock.
-        """
+        """Have the heartbeat's thread, or a greenlet, make this call. Safe in a finalizer."""
         self._calls.append(call)
         self._alarm.ring()
 

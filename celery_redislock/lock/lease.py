@@ -31,9 +31,7 @@ T = TypeVar("T")
 
 
 class Heir(NamedTuple):
-    """How a lock is left to another message: a function that makes the new value from the old one,
-    and the seconds for which the lock is kept.
-    """
+    """How a lock is left to another message: what makes the new value, and for how many seconds."""
 
     value: Callable[[str], str]
     seconds: float
@@ -199,9 +197,7 @@ class Lease(Right):
         on_busy: Callable[[Busy], None] | None = None,
         for_message: bool = True,
     ) -> Acquired | Busy | Done:
-        """Wait until the lock is taken, see `waiting`. `on_busy` is called with each answer that
-        somebody else has the lock, except the answer that is returned.
-        """
+        """Wait for the lock, see `waiting`. `on_busy` is called with each `Busy` but the last."""
         return self._go(waiting(self.claim, timeout, for_message), on_busy)
 
     def extend_now(self, retake: bool = True) -> bool:
@@ -210,8 +206,7 @@ class Lease(Right):
 
     def release(self, release: Release = Release(), how: str = past.NOT_RUN) -> Settled | None:  # noqa: B008
         """Release the lock, and tell the history how the run ended. Safe to call twice, late, or
-        after a loss. See `calls.settle`; the lease sets `run_end` and `stray`. None if the server
-        was not asked, or did not answer.
+        after a loss. None if the server was not asked, or did not answer. See `calls.settle`.
         """
         if self.is_over or not self.asked or self.pid != os.getpid():
             return None
@@ -248,9 +243,7 @@ class Lease(Right):
         self.heir = heir
 
     def leave_to(self, heir: Heir, how: str = past.NOT_RUN) -> bool:
-        """Leave the lock to a message of this task now. `how` tells the history how the run ended.
-        Returns whether the lock was still ours.
-        """
+        """Leave the lock to a message of this task now. Returns whether it was still ours."""
         if self.given_back:
             return False
         value = heir.value(self.stored), heir.seconds
@@ -265,9 +258,8 @@ class Lease(Right):
             self.is_over = True
 
     def orphan(self, why: str) -> None:
-        """Nobody can release the lock any more: let it expire, and say so. Safe in a finalizer,
-        which the garbage collector may call anywhere: it waits for no mutex, and the heartbeat's
-        thread logs the warning.
+        """Let a lock expire that nobody can release any more, and say so. Safe in a finalizer: it
+        waits for no mutex, and the heartbeat's thread logs the warning.
         """
         if self.given_back or self.is_orphaned:
             return

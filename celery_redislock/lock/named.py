@@ -152,9 +152,8 @@ class NamedLock(ABC):
         )
 
     def _keys_of_calls(self, function: Any) -> Callable[[Any, Any], LockKeys]:
-        """The keys of the lock for a call of this function, which the lock decorates. Raises
-        `ConfigError` if its body would run without the lock, or the name does not fit its
-        signature.
+        """The lock's keys for a call of this function, which it decorates. Raises `ConfigError` if
+        its body would run without the lock, or the name does not fit its signature.
         """
         _check_decorated(self, function)
         called = getattr(function, "__qualname__", repr(function))
@@ -201,9 +200,7 @@ def _check_decorated(lock: NamedLock, function: Any) -> None:
 
 
 def check_result(lock: NamedLock, function: Any, result: Any) -> None:
-    """Refuse with a `ConfigError` what a decorated function has returned, if its body has not run
-    yet: a decorator hides an `async def`.
-    """
+    """Refuse a result whose function's body has not run yet: a decorator hides an `async def`."""
     if isinstance(result, CoroutineType | AsyncGeneratorType):
         if isinstance(result, CoroutineType):
             result.close()  # else Python warns that nobody awaited it

@@ -20,9 +20,7 @@ Task: TypeAlias = "weakref.ref[asyncio.Task[Any]] | None"
 
 
 class Request:
-    """A request for a lock. The lock keeps what was acquired for it as long as a context does:
-    `work`, the coroutine that asks the server, and `acquired` return None for what is dropped.
-    """
+    """A request for a lock. What was acquired for it is kept as long as a context has it."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -95,8 +93,7 @@ def requests_here(lock: weakref.ref[Any]) -> list[Request]:
     """The requests for this lock that the task made; if it has made none, those of the task that
     gave it its context. The last is the first.
 
-    Tasks that run one after another may share a context, such as those of a test case and its
-    set-up. So a task that has ended and holds nothing does not count as one that gave it.
+    A task that has ended and holds nothing does not count: a test and its set-up share a context.
     """
     requests, task = _known().get(lock, ()), this_task()
     if not any(each.task is task for each in requests):
@@ -106,8 +103,7 @@ def requests_here(lock: weakref.ref[Any]) -> list[Request]:
 
 @contextlib.contextmanager
 def out_of_sight() -> Iterator[None]:
-    """A context that does not keep its requests. Connections and timers that are made here would
-    keep them, and what is held for them, after their task has ended.
+    """A context that does not keep its requests: connections and timers that are made here would.
 
     Tasks may share a context (`create_task(..., context=)`): they see the requests all the same,
     and what they ask for meanwhile stays known.

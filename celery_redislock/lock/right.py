@@ -1,7 +1,6 @@
 """The right to a lock: what a claim was given, until when its holder may rely on it, how it ends.
 
-Does no I/O: whoever asks the server, a thread, a coroutine or the heartbeat, says what was asked
-when, and what the answer was. See `lease` for how a right is kept alive.
+Does no I/O: whoever asks the server says what was asked when, and what the answer was. See `lease`.
 """
 
 # No `from __future__ import annotations`: with it `NamedTuple` compiles each annotation again,
@@ -169,9 +168,7 @@ class Right:
     # -- extensions -----------------------------------------------------------------------
 
     def may_extend(self, now: float) -> bool:
-        """Whether the lock is still extended. After `max_hold` it is not, and lost when the right
-        ends.
-        """
+        """Whether the lock is still extended. After `max_hold` it is not, and then lost."""
         if self._max_hold is None or now < self.acquired_at + self._max_hold:
             return True
         if now >= self.deadline:
@@ -190,9 +187,8 @@ class Right:
         )
 
     def extending(self, retake: bool = True) -> Generator[Ask, Extended, bool]:
-        """The call that extends the lock at once, or with `retake` takes it again if it has
-        vanished, while the right lasts. Returns whether the lock is still ours. Raises
-        `LockUnavailable` if the server did not answer, and the right has not yet ended.
+        """The call that extends the lock at once, or with `retake` takes a vanished one again.
+        Returns whether it is still ours. Raises `LockUnavailable` while the right lasts.
         """
         sent_at = clock()
         self.unanswered += retake  # and stays so if we are interrupted

@@ -1,8 +1,4 @@
-"""What a `RedisLock` takes as its source: a client, a URL, or a Celery app.
-
-This layer imports no Celery: `app.settings` provides the function that reads an app, and
-`tasks.protect` the one that knows tasks.
-"""
+"""What a `RedisLock` takes as its source: a client, a URL, or a Celery app, which others read."""
 
 from __future__ import annotations
 
@@ -26,9 +22,7 @@ class CeleryApp(Protocol):
 
 
 class Source(Protocol):
-    """Where locks are, and what the locks there have in common: the prefix of every key, and how
-    many runs each bucket keeps in its history.
-    """
+    """Where locks are, the prefix of every key there, and how many runs each bucket keeps."""
 
     @property
     def server(self) -> Server: ...
@@ -79,9 +73,8 @@ class Fixed:
 
 
 def reader_of(kind: str, source: Any, options: Mapping[str, Any] | None) -> Callable[[], Source]:
-    """A function that returns where the lock is, by a client, a URL with its transport options, or
-    a Celery app. It is called whenever the lock is used. `kind` is the class of the lock, for
-    errors. Raises `ConfigError` if one of these is not accepted.
+    """A function, called whenever the lock is used, that returns where it is. `kind` is the class
+    of the lock, for errors. Raises `ConfigError` if a source or its options are not accepted.
     """
     read = reader_of_app(source)
     if read is None:

@@ -21,9 +21,8 @@ logger = get_logger()
 
 
 class Owner:
-    """A thread that acquired a `RedisLock`; in an event loop its task, or a greenlet. Only that
-    thread refers to this object, which therefore ends with the thread; but the lock refers to it
-    while a `with` block has it, which may end in another thread.
+    """A thread that acquired a `RedisLock`; in an event loop its task, or a greenlet. It ends with
+    its thread, unless a `with` block has it, which may end in another thread.
     """
 
     count = 1  # how often it was acquired, and not released
@@ -159,9 +158,8 @@ class Owners:
 
     @property
     def known(self) -> Lease | None:
-        """What this thread acquired and has not released, even if it was lost: with another
-        thread's fence its late writes would be accepted. Otherwise what was acquired last in any
-        thread.
+        """What this thread acquired and has not released, even if it was lost, as with another's
+        fence its late writes would be accepted; else what was acquired last in any thread.
         """
         owner, last = self.here, self._last
         if owner is not None:
@@ -209,9 +207,7 @@ class Owners:
         return min(entered, key=lambda each: each.lease.is_held, default=None)
 
     def leave(self, owner: Owner | None, failed: bool) -> None:
-        """Release the lock at the end of a block. Raises `LockLost` if it was lost, and the block
-        ended without an error of its own.
-        """
+        """Release the lock at the end of a block: `LockLost`, if it was lost and nothing failed."""
         if owner is None:
             self.warn_of_stray_release()
         elif not owner.lease.is_over:

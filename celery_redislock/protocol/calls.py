@@ -1,7 +1,4 @@
-"""The calls about a lock: for each script, what we send and how we read the reply. Does no I/O.
-
-A driver in `servers` carries the calls. `rooms` has the calls about waiting rooms.
-"""
+"""The calls about a lock: for each script, what is sent and how the reply is read. No I/O."""
 
 from __future__ import annotations
 
@@ -171,9 +168,7 @@ def _reservation(value: bytes) -> Reservation | None:
 
 
 def without_waiters(call: Call[T]) -> Call[T]:
-    """The same call by a waiter that no server wakes: it asks again by itself. A call that does
-    not wait stays as it is.
-    """
+    """The same call by a waiter that no server wakes; what does not wait stays as it is."""
     first, rest = call.args[:_HOW], call.args[_HOW + 1 :]
     if call.script != "acquire" or not rest:
         return call
@@ -206,9 +201,7 @@ def extend(extension: Extension) -> Call[Extended]:
 
 
 def retaking(extension: Call[Extended]) -> Call[Extended]:
-    """The same extension, which takes a missing lock again whatever the counter says: a majority of
-    independent servers proves that nobody else has had it.
-    """
+    """The same extension, which takes a missing lock again whatever the counter says."""
     before, after = extension.args[:_LAST_COUNTER], extension.args[_LAST_COUNTER + 1 :]
     return dataclasses.replace(extension, args=(*before, _HIGHEST, *after))
 
@@ -236,9 +229,7 @@ def _extend_answer(reply: Any, sent_at: float) -> Extended:
 
 
 def settle(claim: Claim, release: Release = Release()) -> Call[Settled]:  # noqa: B008
-    """Release what a claim holds, if its token proves the right to the lock, to the reservation, or
-    to the place. Safe to call again.
-    """
+    """Release what a claim's token proves a right to: lock, reservation, place. Safe to repeat."""
     of = claim.keys
     keys = (
         *(of.lock, of.waiters, of.wake, claim.done_key, of.fence, of.room, of.rooms),
@@ -274,10 +265,9 @@ def break_lock(
     task: str | None = None,
 ) -> Call[Holder | None]:
     """Take the lock away from its holder, or only from one with this `token`. The answer is that
-    holder; None if nobody held the lock, or the key has a value that is not ours.
-
-    `by` says who breaks it, for the holder to read; by default this process's user and host. The
-    history of `task`, which is thought to hold the lock, records the break.
+    holder; None if nobody held the lock, or the value is not ours. `by` says who breaks it, by
+    default this process's user and host. The history of `task`, which should have it, records the
+    break.
     """
     keys = (
         *(of.lock, of.broken, of.waiters, of.wake, of.room, of.rooms),
@@ -297,9 +287,7 @@ def _broken_answer(reply: Any, sent_at: float) -> Holder | None:
 
 
 def mark_done(claim: Claim, kind: str = notes.EXPECTS_RESULT) -> Call[None]:
-    """Leave the done note of an attempt that ends without the lock. One that says that the attempt
-    was replaced stays.
-    """
+    """Leave the done note of an attempt that ends without the lock; "replaced" stays."""
     return _note(claim, notes.encode(kind, claim.sent), claim.done_ttl)
 
 

@@ -1,7 +1,5 @@
-"""Who holds a lock: the record in Redis that is the lock's value.
-
-The token proves ownership: scripts compare it. The other fields tell people who holds the lock.
-`scripts/values.lua` and `scripts/records.lua` read and write the record too.
+"""Who holds a lock: the record that is its value, as `scripts/values.lua` and `scripts/records.lua`
+have it too. Its token proves ownership; its other fields are for people.
 """
 
 from __future__ import annotations
@@ -50,9 +48,7 @@ def escaped(text: str) -> str:
 
 
 def label_text(text: str) -> str:
-    """A lock's label, or what a run says of itself, as we store it: in one line, visibly cut if it
-    is too long.
-    """
+    """A lock's label, or what a run says of itself, as it is stored: in one line, and cut."""
     return cut(one_line(text[: LONGEST_LABEL + 1]), LONGEST_LABEL)
 
 
@@ -173,11 +169,9 @@ _newer_was_told = False
 def parse(
     value: bytes | None, ttl: float | None, record: dict[str, Any] | None = None
 ) -> Holder | None:
-    """The holder that a lock's value records. `record` is the value, if it was read before.
-
-    Returns None if nobody holds the lock, or it is reserved for a waiter. A value that is not ours
-    gives a holder without fields: the lock is held, but it is unknown by whom. A record of a newer
-    version gives a holder with only its task, id and label.
+    """The holder that a lock's value, or its `record`, tells; None if nobody holds the lock, or it
+    is reserved for a waiter. It has no fields if the value is not ours, and only task, id and label
+    if a newer release wrote it.
     """
     if value is None:
         return None
@@ -279,9 +273,7 @@ def read(value: bytes, ttl: float | None) -> tuple[dict[str, Any] | None, Holder
 
 
 def decode(value: bytes) -> dict[str, Any] | None:
-    """The fields of a lock's value, or None if it is not ours. A record of a newer version gives
-    only its token and version: its other fields may mean something else.
-    """
+    """The fields of a lock's value, or None if it is not ours; a newer one's token and version."""
     return read(value, None)[0]
 
 
@@ -348,10 +340,7 @@ def encode(
     receipt: str = "",
     label: str | None = None,
 ) -> str:
-    """A lock's value. The token comes first: the scripts compare the value's opening.
-
-    The scripts add fields before the closing brace: when the lock was acquired, and what followed.
-    """
+    """A lock's value: the scripts compare its opening, and add fields before the closing brace."""
     # This does not use `json`, which takes three times as long: this is done for each run.
     # The sender of the message chooses the id: it may be no text.
     id_text = encode_basestring_ascii(task_id) if isinstance(task_id, str) else _text(task_id)
@@ -395,9 +384,7 @@ def held_for_retry(value: str) -> str:
 
 
 def opening_of_held(token: str) -> str:
-    """How the value of a lock begins that is kept, under this token, for the retry of a task whose
-    process died.
-    """
+    """How the value begins of a lock that is kept for the retry of a task whose process died."""
     return f'{opening_of(token)},"held":true'
 
 

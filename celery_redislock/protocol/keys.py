@@ -71,9 +71,8 @@ def prefix_of(key: str) -> str:
 
 
 def lock_keys(prefix: str, name: str, limit: int = 1) -> LockKeys:
-    """The Redis keys of the lock with that name, which up to `limit` runs may hold at once.
-
-    A name that is too long, or no valid text, is replaced by its beginning and its digest.
+    """The keys of the lock with that name, which up to `limit` runs may hold at once. The beginning
+    and the digest of a name stand for it if it is too long, or no valid text.
     """
     if len(name) > LONGEST_NAME or not name.isascii():
         name = _fit(name)
@@ -130,9 +129,7 @@ def head_of(key: str) -> str:
 
 
 def keys_of_lock_id(prefix: str, lock_id: str) -> LockKeys:
-    """The keys of the lock with this lock id, which comes from a message or from the server. Raises
-    `ValueError` if it is no lock id.
-    """
+    """The lock's keys. Raises `ValueError` if this is no lock id: anybody may have written it."""
     return lock_keys(prefix, lock_id.partition("|")[2], limit_of_lock_id(lock_id))
 
 
@@ -150,17 +147,14 @@ def name_of_lock_id(lock_id: str) -> str:
 
 
 def lock_pattern(prefix: str) -> str:
-    """A pattern for `SCAN`. It matches the keys that say who holds a lock or waits for it, which
-    tasks of a waiting room are under way, which locks were broken, and which runs go on without
-    their lock.
+    """A pattern for `SCAN` of who holds a lock or waits for it, what of a room is under way, which
+    locks were broken, and which runs go on without theirs.
     """
     return f"{_literal(prefix)}:{{*}}:[blrsw]*"
 
 
 def sweep_key(prefix: str, broker: str, workers: str) -> str:
-    """The key that says that one of these workers has looked at all rooms lately. `broker` and
-    `workers` are digests: of their broker, and of what else they have in common.
-    """
+    """The key that says that a worker of this broker and fleet has looked at all rooms lately."""
     return f"{prefix}:sweep:{broker}:{workers}"
 
 
@@ -179,9 +173,7 @@ def _literal(prefix: str) -> str:
 
 
 def key_parts(prefix: str, key: bytes) -> tuple[str, str] | None:
-    """The kind of a key, such as "lock", "lock2" or "room", and the lock's name; None if the key is
-    not ours.
-    """
+    """A key's kind, such as "lock2" or "room", and its lock's name; None if it is not ours."""
     head, _, rest = key.partition(b"}:")
     kind, colon, name = rest.partition(b":")
     bucket = zlib.crc32(name) % BUCKETS

@@ -25,16 +25,12 @@ class Lost(NamedTuple):
 
 
 def mark_text(value: str, why: str, now: float) -> str:
-    """The mark of a run whose lock had this stored value. `now` is Unix time by the server's
-    clock.
-    """
+    """The mark of a run whose lock had this stored value; `now` is by the server's clock."""
     return f'{(now + MARK_LIVES) * 1000:.0f}|{value[:-1]},"lost":{json.dumps(why)}}}'
 
 
 def marks_in(reply: Any, now: float) -> list[Lost]:
-    """The runs in a reply to HGETALL, in the order of their acquisitions. Anybody may have written
-    it.
-    """
+    """The runs in a reply to HGETALL, in the order of their acquisitions."""
     return sorted(_marks(reply, now), key=lambda each: each.holder.fence or 0)
 
 

@@ -114,9 +114,7 @@ def _commonest(answers: Sequence[Any]) -> int:
 
 
 def _likeness(answer: Any) -> Any:
-    """What two servers' answers have in common if they say the same: each has a time and a fence of
-    its own for a holder.
-    """
+    """What two servers' answers have in common if they say the same, but for times and fences."""
     if isinstance(answer, Holder):
         return (answer.task, answer.task_id, answer.attempt, answer.node, answer.pid)
     if isinstance(answer, Busy):

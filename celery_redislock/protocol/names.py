@@ -1,7 +1,5 @@
-"""Makes the name of a call's lock from the call's arguments. Pure.
-
-A call has the same name wherever it is computed: at the sender before publishing, in the worker's
-main process, and in the pool; on every Python version; by position or by name.
+"""Makes the name of a call's lock from the call's arguments: the same one in sender and worker, on
+every Python version, by position or by name. Pure.
 """
 
 from __future__ import annotations
@@ -111,9 +109,7 @@ class KeyMaker:
         kwargs: Mapping[str, Any],
         headers: Mapping[str, Any] = NO_HEADERS,
     ) -> dict[str, Any]:
-        """What goes into the name: arguments, with the defaults of those that the call leaves out,
-        and headers, such as `headers[tenant]`. This takes and raises the same as `name`.
-        """
+        """What goes into the name: arguments with their defaults, and headers. Raises as `name`."""
         if self._chosen is None or self._name == self._by_callable:
             parts = self._bound(tuple(args), kwargs)
         else:
@@ -332,9 +328,7 @@ def _fields(template: str) -> Iterator[str]:
 
 
 def check_callable(where: str, kind: str, function: Callable[..., Any], calls: Signature) -> None:
-    """Check that an option's callable can be called as the function with the signature `calls` is,
-    which is a `kind` such as "task". Raises `ConfigError` if no call fits both.
-    """
+    """Refuse an option's callable, with a `ConfigError`, if no call with this signature fits it."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # a builtin without a signature

@@ -1,8 +1,7 @@
 """The done note: it tells other copies of a message that an attempt has ended. Does no I/O.
 
-The scripts store a note as it is. A note is a kind and the identity of the message, so that a task
-that is sent again under the same id is not taken for a copy. A lasting note begins with `LASTING`:
-it stays after the message is acknowledged, since there may be another copy.
+It is a kind and the identity of the message, so that a task that is sent again under the same id is
+not taken for a copy. A lasting note stays after the message is acknowledged, for other copies.
 """
 
 from __future__ import annotations

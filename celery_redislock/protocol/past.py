@@ -1,6 +1,4 @@
-"""The texts of the history in Redis: when a run began, how it ended, and how many duplicates were
-skipped or refused. Does no I/O. `scripts/history.lua` writes these texts.
-"""
+"""The texts of the history, which `scripts/history.lua` writes. Does no I/O."""
 
 from __future__ import annotations
 
@@ -92,16 +90,12 @@ class _End(NamedTuple):
 
 
 def end_text(fence: int, took: float, how: str) -> str:
-    """The end of a run, as the history records it: its fence, the seconds since the acquisition,
-    and how it ended. A caller that lacks the fence sends only `how`.
-    """
+    """The end of a run in the history. A caller that lacks the fence sends only `how`."""
     return f"{fence}|{int(took * 1000)}|{how}"
 
 
 def runs_in(records: Iterable[bytes]) -> list[PastRun]:
-    """The runs in these records. Records that are not ours are left out. Each server of a quorum
-    has a fence of its own for a run; the run's end has the highest.
-    """
+    """The runs in these records that are ours; a quorum's run ends by its highest fence."""
     begins: list[PastRun] = []
     ends: dict[int, _End] = {}
     texts = [each.decode(errors="replace") for each in records]
@@ -141,9 +135,7 @@ def turned_away_by(value: bytes) -> int:
 
 
 def last_success(records: Iterable[bytes]) -> float | None:
-    """Unix time at which the last run in these records succeeded; None if none did. This relies on
-    the fence: it is the time of the acquisition in microseconds, or a little later.
-    """
+    """Unix time of the last success in these records, by the fence, the time of an acquisition."""
     ends = (re.fullmatch(_END, each.decode(errors="replace")) for each in records)
     return max(
         (int(end[1]) / 1e6 + int(end[2]) / 1e3 for end in ends if end and end[3] == SUCCEEDED),
@@ -152,8 +144,6 @@ def last_success(records: Iterable[bytes]) -> float | None:
 
 
 def per_hour(text: bytes) -> dict[int, int]:
-    """How many duplicates of a task were skipped or refused in each hour, by the hour's Unix time.
-    Leaves out an hour whose text was cut.
-    """
+    """How many duplicates were turned away in each whole hour, by the hour's Unix time."""
     hours = re.findall(_HOUR, text.decode(errors="replace"))
     return {int(hour) * 3600: int(count) for hour, count in hours}

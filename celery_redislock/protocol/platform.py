@@ -1,7 +1,4 @@
-"""What not every platform has: code that would fail at its import asks here instead.
-
-`clock` is in a module of its own, and whether a process has ended is in `app/processes.py`.
-"""
+"""What not every platform has: code that would fail at its import asks here instead."""
 
 from __future__ import annotations
 
@@ -20,8 +17,7 @@ _mutexes: Final[dict[int, threading.RLock]] = {}
 
 def at_fork(after_in_child: Callable[[], Any], **hooks: Callable[[], Any]) -> None:
     """Call these around each fork of this process, as `os.register_at_fork` does; what is for the
-    child also if Python did not notice the fork: see `notice_fork`. Where a process cannot fork,
-    such as on Windows, nothing is to be done.
+    child also if Python did not notice the fork. Where nothing forks, nothing is to be done.
     """
     _in_child.append(after_in_child)
     if hooks and hasattr(os, "register_at_fork"):

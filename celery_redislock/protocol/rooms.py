@@ -28,9 +28,7 @@ DROP_COUNT: Final = 50
 def park(
     claim: Claim, parking: Parking, replaces: Sequence[bytes] = ()
 ) -> Call[Parked | Free | Full | Older | Done]:
-    """Put a task into the lock's waiting room. `replaces` are the ids of those that it replaces, as
-    far as known: the server names the others.
-    """
+    """Put a task into a lock's room. `replaces`: the ids of those that it replaces, if known."""
     by, grace = parking.replace or ("", None)
     most = "" if parking.limit is None else parking.limit
     give_up, arrived = parking.give_up, parking.arrived
@@ -76,11 +74,9 @@ def _park_answer(claim: Claim, reply: Any, sent_at: float) -> Parked | Free | Fu
 
 
 def look(of: LockKeys, ttl: float, longest: float, passed_over: Sequence[str] = ()) -> Call[Look]:
-    """Look after a waiting room, and learn which task must be published now. It is not one of the
-    members that are `passed_over`, which this caller cannot publish. The reply also names tasks
-    that no worker has taken for `longest` seconds since they were first published.
-
-    The task stays in the room until it takes the lock, so it is not lost if the caller dies.
+    """Look after a waiting room, and learn which task, not of those that are `passed_over`, must be
+    published now; it stays there until it takes the lock. The reply also names tasks that no worker
+    has taken for `longest` seconds since they were first published.
     """
     keys = (
         *(of.lock, of.room, of.entries, of.rooms, of.ended, of.deadlines),
@@ -110,13 +106,11 @@ def drop(
     members: Sequence[str] = (),
     noted: Sequence[bytes] = (),
 ) -> Call[dict[str, str]]:
-    """Take up to `DROP_COUNT` tasks out of the room, by their members or else the first ones. They
-    will not run. The caller must store their results; if it does not, a worker does. The answer has
-    the parked messages by entry ids, fewer than `DROP_COUNT` if no more are left.
-
-    The tasks are duplicates of the one whose id is `in_favour_of`, or of none: "". Their messages
-    may still be on their way for `done_ttl` seconds. `noted` are their ids, as far as known: the
-    server names the others.
+    """Take up to `DROP_COUNT` tasks out of the room, by their members or else the first ones, as
+    duplicates of the one whose id is `in_favour_of`, or of none: "". The caller must store their
+    results; if it does not, a worker does. Their messages may still be on their way for `done_ttl`
+    seconds. `noted` are their ids, as far as known. The answer has the parked messages by entry
+    ids.
     """
     keys = (
         *(of.room, of.entries, of.rooms, of.ended, of.deadlines, of.sent),
@@ -140,9 +134,8 @@ def _with_notes(
 
 
 def goes_on_elsewhere(claim: Claim, own: Sequence[str]) -> Query[bool]:
-    """Whether the attempt of a delivery, which has ended, is in the waiting room, or was replaced
-    there, or runs as another delivery. Its `own` tokens are those under which the lock may be kept
-    for its message or retry.
+    """Whether a delivery's attempt, which has ended, waits in the room, was replaced there, or runs
+    under another token than its `own`, those of its message and retry.
     """
     of = claim.keys
     slot = entries.slot_of(claim.task)
@@ -182,9 +175,8 @@ def forget_ended(of: LockKeys, entry_id: str, ttl: float) -> Query[None]:
 
 
 def due_rooms(rooms: Sequence[str], ahead: float, now: float) -> Query[list[tuple[float, str]]]:
-    """The waiting rooms that somebody must look at within `ahead` seconds, by the `rooms` keys of
-    some buckets, all in one Redis server. `now` is Unix time by its clock. The answer, in order of
-    time, has the seconds until then and the lock's id.
+    """The rooms that are due within `ahead` seconds, by the `rooms` keys of buckets of one server,
+    by whose clock it is `now`: in order of time, the seconds until then and the lock's id.
     """
     until = int((now + ahead) * 1000)
     commands = [("ZRANGEBYSCORE", key, "-inf", until, "WITHSCORES") for key in rooms]

@@ -1,8 +1,7 @@
-"""Suspensions: by one, an operator keeps new runs from a lock, or from all locks of a task, for a
-while. Does no I/O.
+"""Suspensions: by one, an operator keeps new runs from a lock, or from all locks of a task.
 
-A suspension is in the list of its bucket, or, if it is of a task, of each bucket, and nowhere else.
-`scripts/suspended.lua` says how the scripts ask for it.
+It is in the list of its bucket, or, if it is of a task, of each bucket, and nowhere else, as
+`scripts/suspended.lua` says. Does no I/O.
 """
 
 from __future__ import annotations

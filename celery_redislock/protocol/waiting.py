@@ -31,11 +31,9 @@ class Try(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Block until a release wakes this waiter, then ask for the lock.
-
-    The request is pipelined behind the block, so a waiter that is woken has the lock without
-    another round trip. A waiter whose block times out asks like one that was woken: at worst it
-    takes a lock that is kept for another waiter, which then waits on.
+    """Block until a release wakes this waiter, then ask for the lock, in the same round trip. A
+    waiter whose block times out asks like one that was woken: at worst it takes a lock that is kept
+    for another waiter, which then waits on.
     """
 
     call: Call[Answer]
@@ -55,12 +53,9 @@ Step: TypeAlias = Try | Block | Sleep
 def waiting(
     claim: Claim, timeout: float | None, for_message: bool = True
 ) -> Generator[Step, Answer | None, Answer]:
-    """The steps of a wait of so many seconds, or without end. They ask again when the lock is
-    released, and when it may have expired; with `for_message` also while it is kept for a message
-    in the queue.
-
-    The caller sends each step's answer, or None if there is none or it came too late to rely on.
-    The caller throws `LockUnavailable` if the server did not answer.
+    """The steps of a wait of so many seconds, or without end: until the lock is released, or may
+    have expired; with `for_message` also while it is kept for a message in the queue. The caller
+    sends each step's answer, or None if none came in time, and throws `LockUnavailable`.
     """
     give_up = None if timeout is None else clock() + timeout
     answer: Answer | None = None
@@ -101,8 +96,6 @@ def waiting(
 
 
 def _pause(busy: Busy, ttl: float) -> float:
-    """Seconds until the next look. A holder that dies wakes nobody, so we look when its lock may
-    have expired.
-    """
+    """Seconds until the next look, when the lock of a holder that died may have expired."""
     pause = min(busy.remaining + 0.001, ttl / 3, MAX_BLOCK)
     return min(pause, FOREIGN) if busy.relation == "foreign" else pause

@@ -1,6 +1,5 @@
-"""Carries out what was decided about a delivery: publishes, stores and reports. Each function
-returns how the delivery goes on in Celery, and raises whatever fails, such as the broker's error:
-the task then fails with that.
+"""Carries out what was decided about a delivery, says how it goes on in Celery, and raises what
+fails, such as the broker's error: the task then fails with that.
 """
 
 from __future__ import annotations
@@ -101,9 +100,7 @@ def turn_away(facts: Facts, state: State, request: Any, decision: decide.TurnedA
 
 
 def note_end(facts: Facts, state: State) -> None:
-    """Note that the task ends without a run, for other copies of its message: a copy that finds the
-    lock free must not run instead.
-    """
+    """Note for other copies of the message that the task has ended: none must run instead."""
     if not state.may_have_copies or state.is_noted:
         return
     note = mark_done(facts.claim, state.note_of(notes.EXPECTS_RESULT))
@@ -139,9 +136,8 @@ def end_replaced(facts: Facts, request: Any, by: Holder) -> Returns | Ends:
 def publish_replaced(
     task: LockedTask, raw: dict[str, Any], request: Any, args: Any, kwargs: Any, by: Holder
 ) -> bool:
-    """Publish a task that was replaced again, so that a worker ends it with its policy's result, as
-    Celery ends tasks: its chain and its callbacks go on. False if it has no such result, or cannot
-    be published.
+    """Publish a replaced task again, so that a worker ends it with its policy's result, as Celery
+    ends tasks. False if it has no such result, or cannot be published.
     """
     delivery = Delivery.take_from({**raw})
     if delivery.fanout or not _has_result(task.lock_options.on_conflict):
@@ -169,10 +165,8 @@ def _store_end(facts: Facts, request: Any, error: TaskSkipped) -> Skipped:
 
 
 def countdown_of(facts: Facts, decision: decide.PutOff) -> float:
-    """Seconds until the next message is to be received.
-
-    With a broker that redelivers what is not acknowledged in time, it is at most half of that time:
-    a message that sleeps for longer is delivered twice, and each copy would be put off in turn.
+    """Seconds until the next message is to be received: at most half of the time after which the
+    broker redelivers, as each copy of one that sleeps for longer would be put off in turn.
     """
     longest = decide.longest_countdown(facts.locks.redelivery.after)
     countdown = min(decision.countdown * random.uniform(1.0, SPREAD), longest)
@@ -225,9 +219,7 @@ def put_off(
 
 
 def give_back(task: LockedTask, raw: dict[str, Any], args: Any, kwargs: Any) -> Course:
-    """Give a message that a newer release wrote back to its queue, as it came: a newer worker can
-    read its header. Until that one comes, this is repeated.
-    """
+    """Give a message that a newer release wrote back to its queue as it came, for newer workers."""
     request = Context(raw, args=args, kwargs=kwargs, called_directly=False)
     delivery = Delivery.take_from({**raw, KEY: None})
     if delivery.fanout and delivery.queue is None:

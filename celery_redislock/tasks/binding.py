@@ -37,9 +37,8 @@ _at_home: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def resolve_options(cls: type[LockedTask], door: type[LockedTask], app: Any) -> None:
-    """Check the task's options and the app's settings, and store the resolved options in the class,
-    the task's own. The users' options are not among the attributes of `door`, the class that users
-    subclass. Raises `ConfigError` if an option or a setting is unknown or wrong.
+    """Check the task's options, and store them, resolved, in its class; `door` is the class that
+    users subclass. Raises `ConfigError` if an option or a setting is unknown or wrong.
     """
     where = f"task {cls.name}"
     if (refused := getattr(cls, REFUSED, None)) is not None:
@@ -91,9 +90,7 @@ def resolve_options(cls: type[LockedTask], door: type[LockedTask], app: Any) -> 
 
 
 def _require_result_for_messages(where: str, cls: type[LockedTask], policy: Policy) -> None:
-    """Refuse a `result=` that the task's messages cannot carry: the next task of a chain gets the
-    result of a replaced one as an argument.
-    """
+    """Refuse a `result=` that messages cannot carry: the next task of a chain gets it."""
     result = policy.result_if_replaced
     try:
         if result is not NO_RESULT:
@@ -156,9 +153,7 @@ def _require_server(cls: type[LockedTask], app: Any, locks: AppLocks) -> None:
 
 
 def is_celerys_own(cls: type[Any]) -> bool:
-    """Whether the task is one of Celery's. With Celery(task_cls=SingletonTask), chord_unlock and
-    the like are bound too.
-    """
+    """Whether it is a task of Celery's: Celery(task_cls=SingletonTask) binds such tasks, too."""
     return str(cls.name).startswith("celery.") and cls.__module__.startswith("celery.")
 
 
@@ -197,9 +192,7 @@ def _plain(value: Any) -> Any:
 
 
 def _has_own_call(cls: type[Any]) -> bool:
-    """Whether the class or a base has a `__call__` that is neither ours nor Celery's. It may await
-    the body.
-    """
+    """Whether the task has a `__call__`, neither ours nor Celery's, that may await the body."""
     mro = cls.__mro__
     calls = (vars(base).get("__call__", LockedTask.__call__) for base in mro[: mro.index(Task)])
     inner = (getattr(call, OUTERMOST, call) for call in calls)

@@ -95,9 +95,7 @@ def ran_into(facts: Facts, lease: Lease, request: Any, error: BaseException) -> 
 
 
 def _note_of_end(facts: Facts, request: Any, *follow: str) -> str:
-    """Which note to leave. A redelivered copy checks the stored result, which Celery stores last;
-    where none is stored, we note the end ourselves when Celery returns.
-    """
+    """Which note to leave: where no result proves the end, we note it when Celery returns."""
     for name in (*follow, "chord"):
         if getattr(request, name, None):
             is_blind = proves_nothing(facts.task, request)
@@ -109,9 +107,7 @@ def _note_of_end(facts: Facts, request: Any, *follow: str) -> str:
 
 
 def how_to_release(facts: Facts, state: State, lease: Lease, ran: Ran) -> Release | Heir | None:
-    """How to end the lease: release the lock; keep it for the task's next message (`Heir`); or, if
-    None, leave it to the worker's main process.
-    """
+    """How to end the lease: a release; an `Heir`; or, if None, the main process ends it."""
     if ran.how == past.TERMINATED and _is_retried_by_worker(facts):
         return None
     if lease.replaced_by is None:  # else the lock goes to the run that replaces this one
@@ -124,9 +120,7 @@ def how_to_release(facts: Facts, state: State, lease: Lease, ran: Ran) -> Releas
 
 
 def _is_retried_by_worker(facts: Facts) -> bool:
-    """Whether this pool process ends, and the main process may send the task's retry. If so, the
-    main process releases the lock, or keeps it for the retry, as for a process that was killed.
-    """
+    """Whether the main process may send this task's retry: then it ends the lease, too."""
     sends = is_pool_process() and getattr(facts.task, "retry_on_worker_lost", False)
     return bool(sends and facts.options.kept_across_retries)
 

@@ -12,9 +12,7 @@ _collecting: Final[ContextVar[bool]] = ContextVar("redislock_collecting", defaul
 
 @contextlib.contextmanager
 def errors_kept() -> Iterator[None]:
-    """A context in which tasks with wrong options are bound without raising: they keep their error,
-    and are refused when they are to run.
-    """
+    """A context in which tasks with wrong options are bound without raising, and keep the error."""
     before = _collecting.set(True)
     try:
         yield

@@ -1,6 +1,4 @@
-"""What runs here: `current_lock`, the lock of the task, for code that has no `self`; and whether it
-is a beat that sends.
-"""
+"""The lock of the task that runs here, for code that has no `self`; and whether a beat sends."""
 
 from __future__ import annotations
 

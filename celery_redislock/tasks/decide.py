@@ -82,9 +82,7 @@ class TurnedAway:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PutOff:
-    """The message is published again, to be received after a countdown, because of a holder, a
-    suspension or the lock server's error.
-    """
+    """The message is published again, to be received after a countdown."""
 
     countdown: float  # seconds, without the random part
     outcome: Outcome | None = None
@@ -172,9 +170,7 @@ class AwaitEarlier:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HasResult:
-    """Ask the result backend whether a result of the task is stored. The answer is None if no
-    result can prove that the task has ended.
-    """
+    """Ask the result backend whether a result is stored; the answer is None if none proves it."""
 
     #: The lock server's answer that leaves this open; None: the message was published again only to
     #: end its task, which was replaced.
@@ -206,9 +202,7 @@ class Meet:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TooLarge:
-    """An answer: the lock server did not take a task's message, which is so large that this may be
-    the reason.
-    """
+    """An answer: the lock server did not take a message, perhaps since it is so large."""
 
 
 Question: TypeAlias = Try | Await | AwaitEarlier | Park | HasResult | Meet
@@ -258,10 +252,8 @@ def wait_its_turn(facts: Facts, state: State, busy: Busy) -> tuple[State, Step]:
 
 
 def step(facts: Facts, state: State, asked: Question, answer: Any) -> tuple[State, Step]:
-    """What follows from an answer to this question, by what was known when it was asked.
-
-    The answer is an `Answer` of the lock server; to `HasResult` a bool or None; to `Meet` what the
-    policy returned. Raises `ConfigError` if that is no decision.
+    """What follows from the answer to a question: an `Answer` of the lock server; to `HasResult` a
+    bool or None; to `Meet` what the policy returned. Raises `ConfigError` if that is no decision.
     """
     if isinstance(asked, Meet):
         return _met(facts, state, asked, answer)
@@ -308,9 +300,7 @@ def step(facts: Facts, state: State, asked: Question, answer: Any) -> tuple[Stat
 
 
 def _try(facts: Facts, state: State, wish: Await | Park | None = None) -> Try:
-    """Ask for the lock. If a conflict can end in one way only, the server notes that end as it
-    answers.
-    """
+    """Ask for the lock; if a conflict can end in one way only, the server notes that end."""
     policy = facts.policy
     is_noted = (
         policy.turns_away
@@ -352,9 +342,8 @@ def _busy(
 
 
 def _has_own_message(facts: Facts, state: State) -> bool:
-    """Whether the task's run began with another message than this one: with another queue's, or
-    with one that the room published before. If that run dies, its own message comes back, or the
-    task is lost as Celery loses it.
+    """Whether the task's run began with another message than this one. If that run dies, its own
+    message comes back, or the task is lost as Celery loses it.
     """
     message = state.message
     # Else the broker has delivered it before, and it may be that run's own; or, in an outage, an
@@ -407,9 +396,7 @@ def _looked_up(
 
 
 def _died(facts: Facts, state: State, done: Done) -> tuple[State, Step]:
-    """The process died after the body, before Celery stored the result or published what follows;
-    or that is still under way.
-    """
+    """The process died after the body, before all that follows was done; or that is under way."""
     copy, by = state.learn(began=True, copied=True), done.note.replaced_by
     if done.age < RESULT_DUE:
         # The next message must count as a copy too, though it is received later.
@@ -542,7 +529,5 @@ def backoff(tries: int, most: float, facts: Facts) -> float:
 
 
 def longest_countdown(visible: float | None) -> float:
-    """The longest countdown in seconds. The broker redelivers after `visible` seconds, or never by
-    time.
-    """
+    """The longest countdown in seconds, by the seconds after which the broker redelivers."""
     return float("inf") if visible is None else max(visible / 2, SHORTEST)

@@ -1,6 +1,4 @@
-"""How a delivery ends, and the exceptions that end it without its body, which Celery takes for its
-own.
-"""
+"""How a delivery ends, and the exceptions by which it ends without its body."""
 
 from __future__ import annotations
 
@@ -14,10 +12,7 @@ from ..protocol.checks import SECONDS, checked
 
 
 class End(enum.Enum):
-    """How a delivery ends. `passes_on`: its reservation or place moves to the next message.
-
-    docs/inside/deliveries.md has the table, and a test walks all its rows.
-    """
+    """How a delivery ends: docs/inside/deliveries.md has the table, and a test walks its rows."""
 
     RAN = ("ran", False)
     TURNED_AWAY = ("turned away", False)
@@ -29,14 +24,11 @@ class End(enum.Enum):
 
     def __init__(self, label: str, passes_on: bool) -> None:
         self.label = label
-        self.passes_on = passes_on
+        self.passes_on = passes_on  # its reservation or place moves to the next message
 
 
 class Skipped(Ignore):
-    """Ends a skipped task, whose result is stored already. `LockRequest` handles it.
-
-    Its only argument is that result, a `TaskSkipped`.
-    """
+    """Ends a skipped task. Its argument is the result, a `TaskSkipped`, which is stored already."""
 
 
 class Deferred(Ignore):
@@ -90,9 +82,8 @@ RUN: Final = "run"
 
 
 class EndInfo:
-    """What a pool process tells the main process about a task that ended without its body.
-
-    Celery's own has a picklable traceback, with every code position of Celery's longest function.
+    """Tells the main process of an end without a body. Celery's own class has a picklable
+    traceback, with every code position of Celery's longest function.
     """
 
     tb = None

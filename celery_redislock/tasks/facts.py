@@ -27,9 +27,8 @@ COPIED_FROM: Final = 1.0
 
 
 class Facts:
-    """The facts of one delivery of a locked task, from the request as Celery hands it to the
-    tracer, without our header. They never change. Raises `TypeError` if the arguments do not fit
-    the task, and what a `lock_key` callable raises.
+    """The facts of one delivery of a locked task, which never change. Raises `TypeError` if the
+    arguments do not fit the task, and what a `lock_key` callable raises.
     """
 
     def __init__(
@@ -174,9 +173,7 @@ class Facts:
 
 
 def _remarkable_age(holder: Holder, warn_after: float) -> float | None:
-    """For how many seconds the holder that turned it away has held the lock, if that is
-    suspiciously long.
-    """
+    """For how many seconds the holder has held the lock, if that is suspiciously long."""
     if holder.acquired_at is None or holder.queued:
         return None
     age = time.time() - holder.acquired_at
@@ -208,8 +205,6 @@ def _may_be_copy(locks: AppLocks, message: Delivery) -> bool:
 
 
 def ends_message(task: Any, flag: str) -> bool:
-    """Whether such a failure of a run ends its message. If not, the message may come back. The flag
-    is `acks_on_failure` or `acks_on_timeout`, which Celery 5.5 has as one.
-    """
+    """Whether such a failure, `acks_on_failure` or `acks_on_timeout`, ends the run's message."""
     acks = getattr(task, flag, None)
     return bool(task.acks_on_failure_or_timeout if acks is None else acks) or not task.acks_late

@@ -29,10 +29,8 @@ WHY: Final = (
 
 
 def options_elsewhere(cls: type[Any]) -> dict[str, Any]:
-    """Our options, and names like them, that a task's classes set, if the classes are not ours.
-
-    It leaves out what Celery's classes have, and what one of the user's has as a method or a
-    property: that is the user's own.
+    """Our options, and names like them, that a task's classes set, if the classes are not ours;
+    without what Celery's classes have, and a user's own methods and properties.
     """
     celerys = Task.__mro__
     bases = [b for b in cls.__mro__ if b not in celerys and not issubclass(b, LockedTask)]
@@ -49,9 +47,7 @@ def options_elsewhere(cls: type[Any]) -> dict[str, Any]:
 
 
 def forgotten(app: Any) -> Iterator[tuple[str, str]]:
-    """The names of the app's tasks that set options of ours and take no lock, each with those
-    options.
-    """
+    """The app's tasks that set options of ours and take no lock: each name with these options."""
     for_all = _annotated_for_all(app)
     for name, task in sorted(tasks_so_far(app).items()):
         if not isinstance(task, LockedTask):

@@ -177,9 +177,7 @@ class Life:
     def _go_without_lock(
         self, locks: AppLocks, args: Any, kwargs: Mapping[str, Any], request: Any
     ) -> Course:
-        """Take no lock, unless an operator has suspended the task: then it waits. Raises `NoLock`
-        if the call takes none.
-        """
+        """Take no lock, but wait if an operator has suspended the task. Raises `NoLock`."""
         task, suspension = self._task, None
         if task.lock_options is not None and locks.enabled and request is None:
             keys = task.lock_keys_for(args, kwargs, self._raw)
@@ -226,9 +224,7 @@ class Life:
             self.state = self.state.learn(parked=False)
 
     def _go_without(self, args: Any, kwargs: Any) -> Course:
-        """Take no lock: locks are switched off, the task is unique only until it starts, or this
-        call needs none.
-        """
+        """Take no lock, and free what is kept for the message."""
         self.course = course = Runs(End.UNLOCKED)
         if self.kept is None:
             self._clear_original(args, kwargs)
@@ -412,9 +408,7 @@ class Life:
     # -- the body -------------------------------------------------------------------------
 
     def call(self, body: Callable[[], Any], request: Any) -> Any:
-        """Do what Celery's call of the task should do: run the body, if it is to run, and then
-        release the lock.
-        """
+        """Do what Celery's call of the task does: run the body, if it may run; release the lock."""
         __tracebackhide__ = True
         course = self.course
         if isinstance(course, Fails):
@@ -461,9 +455,7 @@ class Life:
         return result
 
     def _release(self) -> None:
-        """Release the lock. Safe to call again. An error of ours is only logged: it does not change
-        the task's outcome, and the lock expires.
-        """
+        """Release the lock. Safe to call again. An error is only logged: the lock expires."""
         lease = self.lease
         if lease.is_over or lease.inherited:
             return
@@ -504,9 +496,7 @@ class Life:
             bodies.report_released(facts, lease, ran, owned, isinstance(how, Heir))
 
     def _release_again(self, release: Release, until: float) -> None:
-        """Repeat the release that the server did not answer. Otherwise the lock would stay until it
-        expires, which is at `until`. Then we repeat nothing: it may have had other holders since.
-        """
+        """Repeat a release without a reply until the lock expires. Others may hold it later."""
         facts, state, note = self.facts, self.state, self.ran.note
         if clock() >= until:
             return
@@ -537,9 +527,7 @@ class Life:
     # -- the end --------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Settle all that the delivery holds. Safe to call again. The task's outcome is known by
-        now: no error of ours changes it, and none leaves our tracer.
-        """
+        """Settle all that the delivery holds. Safe to call again. No error leaves our tracer."""
         try:
             lease = self.lease
             if lease is not None and lease.asked and not lease.is_over:

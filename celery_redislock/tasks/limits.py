@@ -16,9 +16,7 @@ logger = get_logger()
 
 @contextlib.contextmanager
 def only_logged(text: str, *arguments: Any) -> Iterator[None]:
-    """Only log an error of this step: it must not change the task's outcome. A time limit is the
-    task's, and is raised. An outage of the lock server is no error of ours.
-    """
+    """Only log an error of this step. A time limit is the task's, and is raised."""
     try:
         yield
     except SoftTimeLimitExceeded:

@@ -29,9 +29,7 @@ logger = get_logger()
 
 
 class LockedTask(Task):
-    """Options and lock names of a locked task. `SingletonTask` adds the Celery hooks that take the
-    lock.
-    """
+    """Options and lock names of a locked task, without the hooks that take the lock."""
 
     abstract = True
 
@@ -99,9 +97,7 @@ class LockedTask(Task):
         kwargs: Mapping[str, Any],
         headers: Mapping[str, Any] = NO_HEADERS,
     ) -> LockKeys:
-        """The keys of the lock for arguments as they arrive at a worker. See `lock_name`. Raises
-        `NoLock` if the call takes none.
-        """
+        """The lock's keys for arguments as they arrive at a worker. Raises `NoLock`."""
         # A subclass may have a `lock_name` of its own, which takes no headers.
         more = (headers,) if self.lock_options.lock_headers else ()
         name = self.lock_name(args, kwargs, *more)
@@ -147,9 +143,7 @@ class LockedTask(Task):
     def as_sent(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], serializer: str | None = None
     ) -> tuple[list[Any], dict[str, Any]]:
-        """The arguments as they arrive at a worker. A serializer is the message's, if it is not the
-        task's. Raises `ConfigError` if the task's options are wrong.
-        """
+        """The arguments as they arrive at a worker, by this serializer, or else the task's."""
         app_locks(self.app)  # the options are those of the settings as they are now
         self._refuse_if_misconfigured()
         serializer = serializer or self.serializer
@@ -218,9 +212,7 @@ class LockedTask(Task):
         return locks.enabled and (not is_eager or locks.eager)
 
     def _refuse_use(self, options: Mapping[str, Any]) -> None:
-        """Raise what is wrong with the task's options, or with those of a call. An app that has the
-        task from another app, and knows no lock server, may send it.
-        """
+        """Raise what is wrong with the task's options, or with those of a call."""
         if options:
             refuse_options_of_call(self.name, options)
         if self._redislock_error is not None and not isinstance(self._redislock_error, Elsewhere):
@@ -234,19 +226,14 @@ class LockedTask(Task):
 
 
 class Calls:
-    """Questions about the locks of a task's calls, whose arguments are given as a caller gives
-    them, and whose messages have these headers.
-    """
+    """Questions about the locks of a task's calls, which are given as a caller gives them."""
 
     def __init__(self, task: LockedTask, headers: Mapping[str, Any] = NO_HEADERS) -> None:
         self.task = task
         self._headers = headers
 
     def keys_of_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LockKeys:
-        """The keys of the lock for this call. Raises `ConfigError` if the task's options are wrong,
-        `TypeError` if the arguments do not fit its signature, and `NoLock` if the call takes no
-        lock.
-        """
+        """The lock's keys. Raises `ConfigError`, `NoLock`, or `TypeError` for the arguments."""
         return self.task.lock_keys_for(*self._sent(args, kwargs))
 
     def label_of_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
@@ -254,9 +241,7 @@ class Calls:
         return self.task.label_for(*self._sent(args, kwargs))
 
     def arguments_of_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments, and headers, from which the lock's name is made for this call. It raises
-        the same as `keys_of_call`.
-        """
+        """The arguments and headers from which the lock's name is made for this call."""
         sent = self._sent(args, kwargs)
         return self.task._redislock_key_maker.arguments(*sent)
 

@@ -30,12 +30,10 @@ _watched: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
 
 
 def protect_tasks(app: Any) -> list[tuple[str, str]]:
-    """Lock the tasks that `redislock_tasks` names, with the options that it gives. A task whose
-    entry is wrong gets that error. Returns the names and globs that protect no task, each with the
-    reason.
-
-    Raises `ConfigError` if the setting is not a dict of dicts, or has an unknown option. The tasks
-    that other entries name are locked by then.
+    """Lock the tasks that `redislock_tasks` names; one whose entry is wrong gets that error.
+    Returns the names and globs that protect no task, each with the reason. Raises `ConfigError` if
+    the setting is no dict of dicts, or has an unknown option: what other entries name is locked
+    then.
     """
     wanted = _wanted(app)
     idle = dict.fromkeys(wanted, "matches no task of this app")

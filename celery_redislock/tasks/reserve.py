@@ -138,10 +138,9 @@ class Sending:
         self._seconds = self._seconds_in_queue()
 
     def send(self) -> Any:
-        """Reserve the lock and publish, or do what `on_queued_conflict` says. Returns the task's
-        `AsyncResult`, or that of the task that has the lock. If the task says so, raises
-        `LockConflict` if somebody has the lock, and `LockUnavailable` if the server could not be
-        asked.
+        """Reserve the lock and publish, or do what `on_queued_conflict` says. Returns the
+        `AsyncResult` of the task, or of the one that has the lock; or raises `LockConflict` or
+        `LockUnavailable`.
         """
         __tracebackhide__ = True
         if self._continues_own():
@@ -179,9 +178,8 @@ class Sending:
             return None  # perhaps only the answer was lost: send the token along
 
     def _has_ended(self, holder: Holder | None) -> bool:
-        """Whether the lock's holder has a result already: then this call is not its duplicate.
-
-        Only a call that would not be sent pays for this question.
+        """Whether the holder has a result. Only a call that would not be sent pays for the
+        question.
         """
         if self.is_in_canvas or holder is None or holder.cooling_down:
             return False
@@ -196,11 +194,9 @@ class Sending:
             return False
 
     def _take_over(self, claim: Claim, busy: Busy) -> Reserved | Busy | None:
-        """Reserve the lock of a task that has ended.
-
-        A reservation may not have been freed then, perhaps because the lock server was away, and
-        would last until it expires. A run keeps the lock until its process is gone: at a hard time
-        limit Celery stores the result a moment before that.
+        """Reserve the lock of a task that has ended: its reservation was not freed, as in an
+        outage; or its run keeps the lock until its process is gone, which may be after its result
+        is stored.
         """
         ended, kept, key = busy.holder, busy.reservation, self.keys.lock
         assert ended is not None

@@ -1,10 +1,9 @@
 """Publishes the messages of tasks that wait for locks in Redis.
 
-The server names the task that is next. The task stays in the room until it takes the lock or ends,
-so nothing is lost if the publisher dies, the broker loses the message, or a worker drops it: the
-task is published again, with growing pauses. It has a result by now if a worker without this
-package has run it: that is looked up first. If no worker takes it for `redislock_offer_for`, it
-ends with an error result.
+The server names the task that is next. It stays in the room until it takes the lock or ends, so
+nothing is lost if its publisher dies, or its message is lost: it is published again, with growing
+pauses, unless a worker without this package has run it. If no worker takes it for
+`redislock_offer_for`, it ends with an error result.
 """
 
 from __future__ import annotations
@@ -56,9 +55,7 @@ class Looked(NamedTuple):
 
 
 def look_after(app: Any, keys: LockKeys, ttl: float) -> Looked:
-    """Publish the task that is next, end those that no worker has taken for too long, and store
-    results of replaced ones.
-    """
+    """Publish the next task, end those that no worker takes, store results of replaced ones."""
     reply = _look(app, keys, ttl, [])
     if reply.offered is None:
         return Looked(reply.due_in, False)
@@ -81,12 +78,11 @@ def follow_up(
     app: Any, keys: LockKeys, ttl: float, reply: Settled | Busy | Parked | Free, by: str = ""
 ) -> None:
     """Do for other tasks what the server's answer leaves to be done: publish the one that is next,
-    end those that were replaced by the task with the id `by`, look at the room again. Errors are
-    logged, and others try again later.
+    end those that the task with the id `by` replaced, look at the room again.
 
-    This is done in the background, as the broker or the result backend may hang, and the caller has
-    a task to run, or locks to free. A task that was parked has neither: it ends those that it
-    replaced at once, which is faster than two threads of one process that take turns.
+    This is done in the background, as the broker or the result backend may hang. A task that was
+    parked has nothing else to do: it ends those that it replaced at once, which is faster than two
+    threads of one process that take turns.
     """
     if isinstance(reply, Parked | Free) and reply.replaced:
         end = partial(_end_all, app, keys, ttl, reply.replaced, by)
@@ -110,9 +106,8 @@ def _publish(
     app: Any, keys: LockKeys, ttl: float, offered: Offered, looked: list[str] | None = None
 ) -> Settled | Look | None:
     """Publish the task that is next; or, if it has ended or only others can publish it, the one
-    behind it. `looked`, given after a look at the room, collects those that this process cannot
-    publish, and has them reported. Returns what the server said last of the room, if it was asked
-    again.
+    behind it. `looked`, given after a look at the room, collects those that only others can
+    publish. Returns what the server said last of the room, if it was asked again.
     """
     following: Offered | None = offered
     looks, passed_over = looked is not None, [] if looked is None else looked
@@ -182,9 +177,7 @@ def _send(app: Any, keys: LockKeys, offered: Offered) -> bool:
 
 
 def _outage_at(app: Any, expired: Any) -> str:
-    """The lock server's outage in which a task expired that waited in a room: nobody could publish
-    it. "" if there was none, as far as this process knows.
-    """
+    """The lock server's outage, if any, in which a task expired in a room: nobody published it."""
     outage = app_locks(app).server.outage
     at = clock() + (seconds_until(expired) or 0.0)
     if outage is None or not outage[0] <= at <= outage[1] + SOON:
@@ -193,9 +186,7 @@ def _outage_at(app: Any, expired: Any) -> str:
 
 
 def _believed(app: Any, keys: LockKeys, entry: Entry, waiter: Waiter) -> Waiter:
-    """The waiter, if it may be published or ended: its entry's seal is valid; or it is a call of a
-    task of this room, and runs no other task. Else raises `ForgedEntry`.
-    """
+    """The waiter, if its entry is sealed, or is a plain call of a task of this room."""
     if entry.is_sealed(app, keys.lock):
         return waiter
     task, args, kwargs, options, _ = waiter
@@ -214,9 +205,7 @@ def _believed(app: Any, keys: LockKeys, entry: Entry, waiter: Waiter) -> Waiter:
 
 
 def _has_ended(waiter: Waiter, entry: Entry) -> bool:
-    """Whether another process has ended this task, such as a worker that ran it without our lock:
-    its result is newer than the parking.
-    """
+    """Whether another process has ended this task: its result is newer than the parking."""
     task, args, kwargs, options, own = waiter
     parked_at = own.get("parked_at")  # an entry without a seal does not say
     if parked_at is None or proves_nothing(task, entry.request(args, kwargs, options)):
@@ -276,9 +265,8 @@ def end_expired(
     why: str = "",
     reason: str = "",
 ) -> None:
-    """End a task that expired while it waited, or would: RabbitMQ would drop its message, and the
-    task would have no result. `why` says what let it expire, if it is not just that the lock was
-    held; `reason` says that for the line's field, if it is another text.
+    """End a task that expired while it waited, or would, with a result. `why` says what let it
+    expire, if it is not just that the lock was held; `reason` is another text for the line's field.
     """
     store_expired(task, request)
     expired = {"terminated": False, "signum": None, "expired": True}
@@ -305,9 +293,8 @@ def end_replaced(
     again: bool = False,
 ) -> None:
     """Store the result of a task that was replaced in the room by the task with the id `successor`,
-    or dropped from it by an operator, or has expired there: "". Nobody else does: neither a copy of
-    its message, nor another process for the next `rooms.ENDED_AGAIN` seconds. An error is logged,
-    and a worker that looks after the rooms tries again.
+    or dropped from it by an operator, or has expired there: "". Nobody else does for the next
+    `rooms.ENDED_AGAIN` seconds; after an error, a worker that looks after the rooms tries again.
 
     `unknown` allows a task that the app does not know; else that is left to other workers. `again`:
     another process may have stored the result, and has died or is late.
@@ -329,9 +316,7 @@ def end_replaced(
 def _store_replaced(
     app: Any, keys: LockKeys, entry_id: str, text: str, successor: str, unknown: bool, again: bool
 ) -> bool:
-    """Store the result, unless one is stored. False if that is left to others: the task is another
-    project's.
-    """
+    """Store the result, unless one is stored. False if that is left to others."""
     try:
         entry = Entry.load(text)
         waiter = _believed(app, keys, entry, entry.load_for(app, unknown))

@@ -29,9 +29,8 @@ logger = get_logger()
 
 def settle_kept(app: Any, kept: Kept | None, end: End) -> None:
     """Give up a message's reservation or place, unless its end passes that on. Safe to do twice.
-
-    If the server does not answer, the housekeeper tries again later. A pool process may end before
-    that, so the worker's main process tries too: see `worker.kept`.
+    The worker's main process tries too, if this one ends before the server answers: see
+    `worker.kept`.
     """
     if kept is None or end.passes_on:
         return
@@ -47,9 +46,7 @@ def settle_kept(app: Any, kept: Kept | None, end: End) -> None:
 
 
 def settle_beside(app: Any, kept: Kept | None, end: End) -> None:
-    """Do the same in the background: it may wait for the lock server and the broker. It tries as
-    long as the process lives: until the reservation is gone, sends count as duplicates.
-    """
+    """Do the same in the background, as long as the process lives."""
     if kept is not None and not end.passes_on:
         housekeeper.add(partial(_give_up, app, kept), most=math.inf)
 

@@ -90,9 +90,7 @@ class State(NamedTuple):
         return self if self.message.since is not None else self.learn(since=time.time())
 
     def arrives(self, began: bool) -> State:
-        """With the time at which the task arrived, by the lock server's clock, for its next
-        message.
-        """
+        """With the time at which the task arrived, by the lock server's clock."""
         busy, message = self.first_busy, self.message
         if busy is None or message.received is None or began or message.arrived is not None:
             return self

@@ -53,9 +53,7 @@ def locked_task(app: Any, name: str) -> SingletonTask:
 
 
 def nearly(text: str, known: Iterable[str]) -> str:
-    """The known names that are similar, or have a part between dots that is, as the rest of an
-    error.
-    """
+    """The known names that are similar, or have a part that is, as the rest of an error."""
     from difflib import get_close_matches  # only for an error
 
     names = sorted(known)
@@ -73,9 +71,7 @@ def keys_of_call(
     kwargs: Mapping[str, Any],
     headers: Mapping[str, Any] = NO_HEADERS,
 ) -> LockKeys:
-    """The keys of the lock for a call of that task, whose message has these headers. Raises
-    `TargetError` if there is no such task, or the arguments do not fit it.
-    """
+    """The keys of the lock for a call of that task. Raises `TargetError` if there is none."""
     task = locked_task(app, name)
     try:
         return task.with_headers(headers).keys_of_call(args, kwargs)
@@ -92,9 +88,8 @@ def locate(
     kwargs: Mapping[str, Any] | None = None,
     headers: Mapping[str, Any] = NO_HEADERS,
 ) -> Target:
-    """The lock that is meant by a whole key, a lock's name, or a task's name with the arguments and
-    headers of a call. The app's tasks must be loaded. Raises `TargetError` if there is no such
-    task, or the arguments do not fit.
+    """The lock that is meant by a whole key, a lock's name, or the name of a task, which must be
+    loaded, with the arguments and headers of a call. Raises `TargetError`.
     """
     prefix = app_locks(app).prefix
     name = name_of(prefix, target)

@@ -185,9 +185,7 @@ class SingletonTask(LockedTask):
         return publish_reserved(self, publish, args or (), kwargs or {}, options, current_lock())
 
     def _publish_retry(self, publish: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Store RETRY, if this is the retry of what runs here, and then publish it. It has its
-        reservation by then, if it is to have one. See `store_retry`.
-        """
+        """Store RETRY, if this is the retry of what runs here, and publish. See `store_retry`."""
         __tracebackhide__ = True
         request = self.request
         noted = request.__dict__.pop(RETRIES, None)
@@ -276,10 +274,8 @@ def _refuse_in_send_task(app: Any, name: str, options: Mapping[str, Any]) -> Non
 
 
 def _call_under_lock(cls: type[Any]) -> None:
-    """Make the `__call__` of this very class, the outermost one, run under the lock.
-
-    A subclass or a mixin may have a `__call__` of its own, before or after ours, which need not
-    call ours: all of it is the task's body.
+    """Make the outermost `__call__`, that of this very class, run under the lock: a subclass or a
+    mixin may have one of its own, which need not call ours, and all of it is the body.
     """
     inner = cls.__call__
     if hasattr(inner, OUTERMOST):
@@ -294,8 +290,7 @@ def _call_under_lock(cls: type[Any]) -> None:
 
 
 def _next_call(task: LockedTask) -> Callable[..., Any]:
-    """What our `__call__` runs: the `__call__` of the next base that has one, else `run`.
-
+    """What our `__call__` runs: the `__call__` of the next base that has one, else `run`, as
     Celery's own `__call__` would push a second request.
     """
     cls = type(task)
@@ -362,10 +357,9 @@ def _run_eagerly(
 
 
 def _below_ours(traceback: TracebackType | None) -> TracebackType | None:
-    """A traceback without the frames of this package at its beginning.
-
-    These frames tell a reader nothing, and each adds some kilobytes to an exception that a pool
-    process sends: above 64, which is all that the pipe holds, Celery's cold shutdown may hang.
+    """A traceback without our frames at its beginning, of which each adds some kilobytes to an
+    exception that a pool process sends: above 64, all that the pipe holds, a cold shutdown may
+    hang.
     """
     while traceback is not None and traceback.tb_next is not None:
         package = str(traceback.tb_frame.f_globals.get("__package__"))

@@ -118,17 +118,14 @@ def _ended(task: LockedTask, run: Life, error: BaseException, uuid: str) -> Any:
 
 
 def _is_awaited(task: LockedTask, inner: Tracer) -> bool:
-    """Whether the failure must happen in Celery's tracer: a tool such as Sentry wraps it, or the
-    task has a `before_start` of its own, which may fail itself.
-    """
+    """Whether the failure must happen in Celery's tracer: for a tool, or a `before_start`."""
     has_own_start = type(task).before_start is not Task.before_start
     return has_own_start or hasattr(inner, "__wrapped__")
 
 
 def _fail(task: LockedTask, run: Life, error: Exception, uuid: str) -> Any:
-    """Fail a refused duplicate as Celery's tracer does, but without the traceback, which would show
-    only this package, and costs the most. None if the backend does not answer: then the duplicate
-    fails in Celery's tracer, which knows what to do about that.
+    """Fail a refused duplicate as Celery's tracer does, but without the traceback, which costs the
+    most. None if the backend does not answer: then it fails in Celery's tracer.
     """
     args, kwargs, details = run.facts.args, run.facts.kwargs, _details(task, run, uuid)
     with run.as_current():

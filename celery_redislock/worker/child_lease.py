@@ -45,9 +45,7 @@ _KILL: Final = getattr(signal, "SIGKILL", signal.SIGTERM)
 
 
 class ChildLease:
-    """What the main process knows of a lock that a child may hold: enough to extend it, and to
-    release it when the child is dead. A `ChildLease` never acquires a lock.
-    """
+    """What the main process knows of a lock that a child may hold. It never acquires a lock."""
 
     end_reason = past.DIED  # for the history, unless the child itself says there how it ended
     #: The child died before its run had ended.
@@ -112,9 +110,7 @@ class ChildLease:
             return None
 
     def expect_end(self, end_reason: str) -> None:
-        """Note that this worker ends the child, and why. Celery forgets the request before the
-        child is gone.
-        """
+        """Note that this worker ends the child, before Celery forgets the request."""
         self._is_to_end, self.end_reason = True, end_reason
 
     def note_cut_short(self) -> None:
@@ -156,16 +152,13 @@ class ChildLease:
 
     @property
     def _may_have_left(self) -> bool:
-        """Whether the child did not end its last task: else it has given back the lock, or has said
-        why not.
-        """
+        """Whether the child did not end its last task, and so may have left the lock."""
         return self._is_active or self._is_to_end or self._is_cut_short
 
     @property
     def heir(self) -> Kept | None:
         """What the retry that Celery sends if the child dies will find reserved: the lock, or, if
-        it was not acquired yet, the reservation. None if Celery sends no retry, or nothing is to be
-        reserved for it.
+        it was not acquired yet, the reservation. None if there is none.
         """
         task, request, claim = self._task, self._request(), self.known_claim
         if not getattr(task, "retry_on_worker_lost", False):  # Celery 5.7 has it

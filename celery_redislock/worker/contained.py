@@ -14,9 +14,7 @@ T = TypeVar("T")
 
 
 def contained(step: Callable[..., T]) -> Callable[..., T | None]:
-    """Make this method of a request log its error, and then return None, so that Celery's work goes
-    on.
-    """
+    """Make this method of a request log its error, and return None, so that Celery goes on."""
 
     @functools.wraps(step)
     def call(request: Any, *args: Any) -> T | None:

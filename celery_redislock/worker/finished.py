@@ -81,9 +81,7 @@ class FinishedNotes:
         self._batches: deque[Batch] = deque()
 
     def add(self, request: Finished) -> None:
-        """Delete the request's done note, if its run left one, as soon as no copy of the message
-        can come.
-        """
+        """Delete the done note of the request's run once no copy of the message can come."""
         self._requests.append((clock(), request))
         self._chore.begin(after=LOOK_EVERY)
 

@@ -59,9 +59,7 @@ reservations: Final = Reservations()
 
 
 def settle_revoked() -> None:
-    """Settle the reservations and room places of revoked tasks now: Celery ends such a task only at
-    its eta.
-    """
+    """Settle what is kept for revoked tasks now: Celery ends such a task only at its eta."""
     for ref in sleeping.valuerefs():  # a list: another thread may add to them meanwhile
         if (request := ref()) is not None and is_revoked(request):
             sleeping.pop(id(request), None)

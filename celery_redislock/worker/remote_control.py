@@ -1,7 +1,5 @@
-"""`celery inspect locks`, `inspect lock_server` and `control break_lock`: what the workers know.
-
-They answer from the memory of the worker's main process, so that people can compare the answer with
-the lock server's data. In a prefork worker that process knows its children's locks.
+"""`celery inspect locks`, `inspect lock_server` and `control break_lock`: what the workers know,
+from the memory of the main process, to be compared with the lock server's data.
 """
 
 from __future__ import annotations
@@ -38,9 +36,7 @@ def locks(state: Any, **kwargs: Any) -> list[dict[str, Any]]:
 
 @inspect_command(help="Tell where this worker's locks are.")
 def lock_server(state: Any, **kwargs: Any) -> dict[str, Any]:
-    """Where this worker's locks are, see `whereabouts`; and `tasks`, the names of its locked tasks.
-    Asks the server who it is.
-    """
+    """Where this worker's locks are, see `whereabouts`; and the names of its locked tasks."""
     locks, tasks = app_locks(state.app), locked_tasks(state.app)
     if not tasks or not locks.knows_server:
         return {"tasks": []}
@@ -53,9 +49,7 @@ def lock_server(state: Any, **kwargs: Any) -> dict[str, Any]:
     help="Take a lock away from the runs of this worker that hold it.",
 )
 def break_lock(state: Any, target: Sequence[Any] | str = (), **kwargs: Any) -> dict[str, Any]:
-    """Break a lock that a run of this worker holds, by its exact token: a run that acquires it in
-    between keeps it. `celery redislock break` is for locks that no worker holds.
-    """
+    """Break a lock that a run of this worker holds, by its exact token: others keep it."""
     words = [target] if isinstance(target, str) else list(target)
     if not words:
         return {"error": "which lock? Give a key, or a task and its arguments"}

@@ -1,6 +1,4 @@
-"""A locked task's request in the worker's main process: it mints the token, settles the
-message's reservation or place, and handles the end of a child.
-"""
+"""A locked task's request in the worker's main process."""
 
 from __future__ import annotations
 
@@ -156,9 +154,7 @@ class LockRequest(Request):
 
     @contained
     def settle(self, end: End) -> None:
-        """Settle the reservation or room place of the message, in the background: that may wait for
-        the lock server and the broker, and this thread serves all requests.
-        """
+        """Settle what is kept for the message, beside this thread, which serves all requests."""
         kept, self._kept = self._kept, None
         settle_beside(self.task.app, kept, end)
         clear = self.task._redislock_clear
@@ -184,9 +180,7 @@ class LockRequest(Request):
 
     @contained
     def _report_expired(self) -> None:
-        """Report that an outage, or a suspension, has put the task off until it expired. Celery
-        says no reason.
-        """
+        """Report that an outage, or a suspension, has put the task off until it expired."""
         raw = self.request_dict
         if is_from_newer(raw) or not has_passed(raw.get("expires")):
             return
@@ -219,9 +213,7 @@ class LockRequest(Request):
         finished_notes.add(self)
 
     def finished_note(self) -> FinishedNote | None:
-        """The run's done note, if it may be deleted once the message is acknowledged; None if the
-        broker may have given the message to another worker by now.
-        """
+        """The run's done note; None if the broker may have given the message to another worker."""
         consumer, locks = self.task.worker_consumer, self.task.app_locks
         visibility_timeout = locks.redelivery.after
         if not is_connected_still(consumer, self._came_on) or (
@@ -257,9 +249,7 @@ class LockRequest(Request):
         return super().terminate(pool, signal)
 
     def cancel(self, pool: Any, signal: Any = None, **kwargs: Any) -> Any:
-        """The connection to the broker was lost, or the worker ends at once, and so does the child.
-        What is acknowledged does not come again.
-        """
+        """The broker's connection was lost, or the worker ends at once, and so does the child."""
         self._child_is_to_end()
         if self.acknowledged:
             self.settle(End.ENDED_BY_CELERY)
@@ -277,10 +267,8 @@ class LockRequest(Request):
 
     @contained
     def end_child(self, error: TaskReplaced, signum: int) -> None:
-        """Terminate the child in favour of a newer run.
-
-        Runs in the consumer's thread, the one that gives tasks to children: while this request is
-        active, its child has no other task, which would end instead.
+        """Terminate the child in favour of a newer run. In the consumer's thread, which gives tasks
+        to children: while this request is active, its child has no other task.
         """
         if not is_active(self):
             return
@@ -349,9 +337,7 @@ class LockRequest(Request):
 
     @contained
     def _settle_after_death(self, heir: Kept | None) -> None:
-        """Settle what is reserved for this message, unless the retry, or this message if it comes
-        back, needs it.
-        """
+        """Settle what is kept for this message, unless it, or the retry, needs that."""
         comes_back, lease = self._is_requeued or was_cancelled(self), self._lease
         is_passed_on = heir == self._kept and (self._is_retried or comes_back)
         if lease is not None:
@@ -447,9 +433,7 @@ def lock_request(base: type[Any]) -> type[Any]:
 
 
 def prepare(task: SingletonTask, consumer: Any) -> None:
-    """Prepare a locked task in the main process: its requests mint the tokens, and settle what is
-    reserved for their messages. The worker's consumer knows the pool.
-    """
+    """Prepare a locked task in the main process: its requests mint the tokens."""
     assert task.lock_options is not None
     base = symbol_by_name(getattr(task, "Request"))  # noqa: B009  mypy: untyped base
     task.Request = lock_request(base)

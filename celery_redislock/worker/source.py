@@ -17,9 +17,7 @@ MOST: Final = 1000
 
 
 def source_of(consumer: Any, delivery_info: Mapping[str, Any], exchange: str | None) -> Source:
-    """Where a message came from, by its delivery info, as the broker sent it, and the exchange to
-    which it was first published.
-    """
+    """Where a message came from, by the broker's delivery info and its first exchange."""
     tasks = consumer.task_consumer
     known = _known.get(tasks)
     if known is None:

@@ -80,9 +80,7 @@ def _prepare_tasks(app: Any) -> list[tuple[str, str]]:
 
 
 def _on_log_is_there(sender: Any, instance: Any, **kwargs: Any) -> None:
-    """Log the warnings, now that Celery has set up its log; there is no connection to the broker
-    yet.
-    """
+    """Log the warnings, now that Celery has set up its log."""
     _say_if_unheard()
     for warning in _warnings.pop(instance.app, ()):
         logger.warning(*warning)
@@ -145,9 +143,7 @@ def _has_rooms(app: Any) -> bool:
 
 
 def _on_task_received(sender: Any, request: Any, **kwargs: Any) -> None:
-    """Settle what is reserved for a message whose task takes no lock here: a release of the project
-    in which it took one has sent it. A locked task does that itself.
-    """
+    """Settle what is reserved for a message whose task takes no lock here by now."""
     if KEY in request.request_dict and not hasattr(request, "settle"):
         from ..tasks.ends import End
         from ..tasks.settle import settle_beside
@@ -156,9 +152,7 @@ def _on_task_received(sender: Any, request: Any, **kwargs: Any) -> None:
 
 
 def _on_task_rejected(sender: Any, message: Any, **kwargs: Any) -> None:
-    """Do the same for a task that this worker does not know, and that Celery has failed; and for a
-    message that Celery cannot read, and has dropped.
-    """
+    """Do the same for a task that this worker does not know, or a message that it cannot read."""
     from ..tasks.ends import End
     from ..tasks.settle import settle_beside
 

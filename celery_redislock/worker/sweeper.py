@@ -62,9 +62,7 @@ class Sweeper:
         self._turn = sweep_key(prefix, *self._fleet)
 
     def start(self, until: Callable[[], bool]) -> None:
-        """Sweep again and again, in the background, `until` that is true: a test suite may have one
-        worker after another in its process. An error in one sweep does not stop the next.
-        """
+        """Sweep again and again, in the background, `until` that is true."""
 
         def sweep() -> None:
             # Where tests replace the lock server, there is none before and after.
