@@ -34,12 +34,10 @@ from .app.internals import real_app
 from .app.metrics import LOST, METRICS, RECOVERED, WARN_AFTER, Metric, measure
 from .app.processes import is_alive
 from .ops.collector import Collector
-from .protocol.log import get_logger
+from .protocol.log import logger
 from .tasks.task import SingletonTask
 
 __all__ = ["Collector", "instrument", "registry"]
-
-logger = get_logger()
 
 #: The variable that names prometheus-client's directory for the counts of all processes.
 DIRECTORY: Final = "PROMETHEUS_MULTIPROC_DIR"

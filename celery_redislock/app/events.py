@@ -13,12 +13,10 @@ from typing import Any, Final
 from celery import Task
 from celery.app.task import Context
 
-from ..protocol.log import fields, get_logger
+from ..protocol.log import fields, logger
 from ..protocol.platform import at_fork
 from .housekeeper import housekeeper
 from .internals import as_running, call_in_consumer
-
-logger = get_logger()
 
 
 class Events:

@@ -13,9 +13,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from ..protocol.holders import one_line
-from ..protocol.log import get_logger
-
-logger = get_logger()
+from ..protocol.log import logger
 
 #: The kinds of text that this process has warned of.
 _warned: Final[set[str]] = set()

@@ -20,13 +20,11 @@ from ..errors import LockUnavailable
 from ..lock.forks import between_forks
 from ..lock.greenlets import Alarm
 from ..protocol.clock import clock
-from ..protocol.log import get_logger
+from ..protocol.log import logger
 from ..protocol.platform import at_fork, notice_fork
 from ..protocol.turns import Turn
 from .internals import at_pool_process_exit
 from .processes import LOOK_EVERY, Pollable, Watched, can_poll, is_alive
-
-logger = get_logger()
 
 #: Seconds between two tries if the lock server does not answer.
 TRY_AGAIN: Final = 0.25

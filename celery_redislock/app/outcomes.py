@@ -12,10 +12,8 @@ from typing import Any, Final, NamedTuple
 
 from .. import signals
 from ..protocol.clock import clock
-from ..protocol.log import fields, get_logger
+from ..protocol.log import fields, logger
 from .events import events
-
-logger = get_logger()
 
 #: An outage of the lock server ends tasks by the dozen. One line in so many seconds is an ERROR,
 #: and the others are WARNINGs.

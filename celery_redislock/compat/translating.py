@@ -10,7 +10,7 @@ from ..app.settings import Address
 from ..errors import ConfigError, LockUnavailable
 from ..protocol.exchange import Query
 from ..protocol.holders import one_line
-from ..protocol.log import get_logger
+from ..protocol.log import logger
 from ..servers import stand_in
 from ..servers.factory import server_at
 from ..servers.server import Server
@@ -18,8 +18,6 @@ from ..servers.urls import source_from_url
 from ..tasks.reserve import CALL, CallOptions
 from ..tasks.task import SingletonTask
 from .leftovers import section
-
-logger = get_logger()
 
 #: The attribute in which an app keeps the servers of the other packages' locks.
 _ORIGINALS: Final = "_redislock_originals"

@@ -15,12 +15,10 @@ from .. import operations
 from ..app.internals import check_arguments
 from ..errors import LockUnavailable
 from ..inspection.locks import Found, read_locks
-from ..protocol.log import get_logger
+from ..protocol.log import logger
 from ..tasks.locked import LockedTask
 from .project import NoLock, is_celery_command, locked_task
 from .words import said
-
-logger = get_logger()
 
 _AWAY = "The lock server does not answer: %s"
 

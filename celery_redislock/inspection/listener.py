@@ -8,9 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ..protocol.holders import one_line
-from ..protocol.log import get_logger
-
-logger = get_logger()
+from ..protocol.log import logger
 
 #: The beginning of the types of our events.
 EVENTS: Final = "task-lock-"

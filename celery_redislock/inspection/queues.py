@@ -10,11 +10,9 @@ import functools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from ..protocol.log import get_logger
+from ..protocol.log import logger
 from .locks import Found
 from .rooms import waiting
-
-logger = get_logger()
 
 #: Seconds for which a message has waited before its queue is looked at.
 WAITED: Final = 10.0

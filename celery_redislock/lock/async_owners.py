@@ -8,11 +8,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..protocol.keys import LockKeys
-from ..protocol.log import get_logger
+from ..protocol.log import logger
 from .async_acquisition import AsyncAcquisition
 from .ownership import Request, Task, note_request, requests_here, runs, this_task
-
-logger = get_logger()
 
 
 class Acquisitions:

@@ -92,10 +92,7 @@ class AsyncRedisLock(NamedLock):
         Raises:
             LockLost: it does not, or the lock was lost.
         """
-        return self._ensure(self._acquired.here)
-
-    async def _ensure(self, held: AsyncAcquisition | None) -> None:
-        await self._found(held).ensure()
+        return self._of(self._acquired.here, AsyncAcquisition.ensure)
 
     async def holder(self) -> Holder | None:
         """Who holds the lock, or None.
@@ -171,10 +168,7 @@ class AsyncRedisLock(NamedLock):
             LockLost: this task does not hold the lock, or it was lost.
             LockUnavailable: the server did not answer in time.
         """
-        return self._extend(self._acquired.here)
-
-    async def _extend(self, held: AsyncAcquisition | None) -> bool:
-        return await self._found(held).extend()
+        return self._of(self._acquired.here, AsyncAcquisition.extend)
 
     async def __aenter__(self) -> AsyncAcquisition:
         self._bind()
@@ -220,12 +214,14 @@ class AsyncRedisLock(NamedLock):
         held = self._acquired.here
         return None if held is None else held._lease
 
-    def _found(self, held: AsyncAcquisition | None) -> AsyncAcquisition:
-        """What a task acquired. Raises `LockLost` if that is nothing."""
+    async def _of(
+        self, held: AsyncAcquisition | None, do: Callable[[AsyncAcquisition], Awaitable[T]]
+    ) -> T:
+        """Do this with what a task acquired. Raises `LockLost` if that is nothing."""
         if held is None:
             self._bind()
             raise LockLost(self.key)
-        return held
+        return await do(held)
 
     # -- acquiring ------------------------------------------------------------------------
 

@@ -17,10 +17,8 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Any, Final, Protocol
 
-from ..protocol.log import get_logger
+from ..protocol.log import logger
 from ..protocol.platform import at_fork, notice_fork
-
-logger = get_logger()
 
 Call = Callable[[], Any]
 

@@ -18,14 +18,12 @@ from ..protocol.calls import REQUEST, Release, acquire, settle
 from ..protocol.checks import SECONDS, checked
 from ..protocol.claims import Acquired, Busy, Claim, Done, Extended, Extension, Settled
 from ..protocol.clock import clock
-from ..protocol.log import fields, get_logger
+from ..protocol.log import fields, logger
 from ..protocol.waiting import Sleep, Step, Try, waiting
 from ..servers.server import Server
 from .greenlets import AT_ONCE, PATCHERS, teller_here
 from .heartbeat import heartbeat
 from .right import LOST, TAKEN_AGAIN, Ask, News, Right
-
-logger = get_logger()
 
 T = TypeVar("T")
 

@@ -17,14 +17,12 @@ from ..protocol.calls import holder_of, in_the_way
 from ..protocol.claims import Acquired
 from ..protocol.holders import Holder
 from ..protocol.keys import LockKeys
-from ..protocol.log import get_logger
+from ..protocol.log import logger
 from ..servers.factory import ValkeyClient, is_for_asyncio
 from .lease import Lease
 from .named import Name, NamedLock, check_result
 from .sources import CeleryApp, refusal
 from .thread_owners import Owner, Owners, release
-
-logger = get_logger()
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -98,7 +96,8 @@ class RedisLock(NamedLock):
         label: str | None = None,
         transport_options: Mapping[str, Any] | None = None,
     ) -> None:
-        _refuse_asyncio(source)
+        if is_for_asyncio(source):
+            raise refusal("RedisLock", source, "; AsyncRedisLock is for asyncio")
         super().__init__(
             *(source, name, ttl, heartbeat),
             timeout=timeout,
@@ -296,8 +295,3 @@ def _warn_of_blocking(lock: RedisLock) -> None:
         "redislock: %r is acquired in a coroutine and may block the event loop; use AsyncRedisLock",
         lock,
     )
-
-
-def _refuse_asyncio(source: Any) -> None:
-    if is_for_asyncio(source):
-        raise refusal("RedisLock", source, "; AsyncRedisLock is for asyncio")

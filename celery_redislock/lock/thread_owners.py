@@ -13,11 +13,9 @@ from typing import Any, Final
 from ..protocol import past
 from ..protocol.calls import Release
 from ..protocol.keys import LockKeys
-from ..protocol.log import get_logger
+from ..protocol.log import logger
 from .greenlets import patched_by
 from .lease import Lease
-
-logger = get_logger()
 
 
 class Owner:

@@ -18,10 +18,8 @@ from ..inspection.figures import Figures, figures
 from ..inspection.why import why
 from ..protocol.checks import TTL, checked
 from ..protocol.clock import clock
-from ..protocol.log import get_logger
+from ..protocol.log import logger
 from ..tasks.task import SingletonTask
-
-logger = get_logger()
 
 #: Seconds for which a scrape waits for a survey, new or under way. Prometheus by default waits 10.
 PATIENCE: Final = 5.0

@@ -162,7 +162,7 @@ _LONGEST_BREAKER: Final = 100
 #: The end of 2999: Windows can show no later time than the year 3000.
 _LAST_TIME: Final = 32503679999
 
-logger = logging.getLogger("celery_redislock")  # not `get_logger`: `log` imports this module
+logger = logging.getLogger("celery_redislock")  # not from `log`, which imports this module
 _newer_was_told = False
 
 

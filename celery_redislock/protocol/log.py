@@ -90,9 +90,6 @@ def _tamed(argument: Any) -> Any:
     return _OneLine(argument)
 
 
-def get_logger(name: str = "celery_redislock") -> logging.Logger:
-    """The logger with that name. Each of its records is one line."""
-    logger = logging.getLogger(name)
-    if not any(isinstance(known, _Filter) for known in logger.filters):
-        logger.addFilter(_Filter())
-    return logger
+#: The package's logger, each of whose records is one line.
+logger: Final = logging.getLogger("celery_redislock")
+logger.addFilter(_Filter())

@@ -15,9 +15,7 @@ from typing import Any, Final
 
 from ..errors import LockLost
 from ..lock.greenlets import hub_here, native_lock, patched_by
-from ..protocol.log import get_logger
-
-logger = get_logger()
+from ..protocol.log import logger
 
 _SIGNAL: Final[Any] = getattr(signal, "SIGUSR2", None)
 

@@ -29,7 +29,7 @@ from ..protocol.calls import mark_done
 from ..protocol.calls import turn_away as count_turned_away
 from ..protocol.claims import Parking
 from ..protocol.holders import Holder, successor_text
-from ..protocol.log import get_logger
+from ..protocol.log import logger
 from ..verbs import NO_RESULT
 from . import decide, room
 from .ends import AlreadyDone, Deferred, End, Expired, Skipped, Waiting
@@ -37,8 +37,6 @@ from .facts import Facts
 from .locked import LockedTask
 from .refused import refused
 from .state import RUNS, Course, Ends, Fails, Returns, Runs, State
-
-logger = get_logger()
 
 #: A countdown is multiplied by a random factor up to this, so that not all come back at once.
 SPREAD: Final = 1.25

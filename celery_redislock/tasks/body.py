@@ -19,12 +19,10 @@ from ..protocol import holders, notes, past
 from ..protocol.calls import Release, note_replaced
 from ..protocol.clock import clock
 from ..protocol.holders import Holder, successor_text
-from ..protocol.log import get_logger
+from ..protocol.log import logger
 from .abort import Abort
 from .facts import Facts
 from .state import Ran, State
-
-logger = get_logger()
 
 #: What a body returns if it is an `async def` under a decorator.
 _NEVER_AWAITED: Final = (CoroutineType, AsyncGeneratorType)

@@ -11,11 +11,9 @@ from celery import Task
 
 from ..app.internals import is_decorated, is_nobodys_app, on_app_complete, tasks_so_far
 from ..app.unknown import is_option_or_like_one
-from ..protocol.log import get_logger
+from ..protocol.log import logger
 from .collecting import is_collecting
 from .locked import LockedTask
-
-logger = get_logger()
 
 #: What every task has; a value under such a name is an option of Celery's.
 _CELERYS: Final = frozenset(dir(Task))

@@ -31,7 +31,7 @@ from ..protocol import notes, past
 from ..protocol.calls import SUSPENDED, Release, kept_off, mark_done, settle
 from ..protocol.claims import Busy, Free, Parked, Place, Settled
 from ..protocol.clock import clock
-from ..protocol.log import get_logger
+from ..protocol.log import logger
 from ..protocol.names import NoLock
 from ..protocol.rooms import looks_no_more, park
 from . import act, decide, lost, room
@@ -44,8 +44,6 @@ from .limits import only_logged
 from .locked import LockedTask
 from .settle import settle_kept
 from .state import BEGUN, NOT_RUN, RUNS, Course, Ends, Fails, Returns, Runs, State
-
-logger = get_logger()
 
 #: Bytes from which on a server may take no message, though it answers. Redis then closes the
 #: connection, as in an outage. Its least `proto-max-bulk-len` is twice this.

@@ -9,9 +9,7 @@ from typing import Any
 from celery.exceptions import SoftTimeLimitExceeded
 
 from ..errors import LockUnavailable
-from ..protocol.log import get_logger
-
-logger = get_logger()
+from ..protocol.log import logger
 
 
 @contextlib.contextmanager

@@ -17,15 +17,13 @@ from ..errors import ConfigError
 from ..protocol.calls import break_lock, holder_of, slots_reached
 from ..protocol.holders import Holder, label_text
 from ..protocol.keys import LockKeys, lock_keys, with_slots
-from ..protocol.log import get_logger
+from ..protocol.log import logger
 from ..protocol.names import NO_HEADERS, KeyMaker, NoLock, WithDefaults
 from ..servers import stand_in
 from .ends import LEASE, UNLOCKED, Unlocked
 
 if TYPE_CHECKING:
     from ..lock.lease import Lease
-
-logger = get_logger()
 
 
 class LockedTask(Task):

@@ -31,7 +31,7 @@ from ..protocol.claims import NOT_OURS, Busy, Claim, Reserved, to_ms
 from ..protocol.clock import clock
 from ..protocol.holders import Holder
 from ..protocol.keys import LockKeys
-from ..protocol.log import get_logger
+from ..protocol.log import logger
 from ..protocol.names import NoLock
 from ..protocol.tokens import new_token
 from .current import is_beat
@@ -39,8 +39,6 @@ from .ends import End
 from .locked import LockedTask
 from .room import follow_up
 from .settle import settle_beside, settle_kept
-
-logger = get_logger()
 
 #: Seconds that a reservation lasts while its message is published.
 PUBLISHING: Final = 30.0

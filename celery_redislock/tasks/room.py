@@ -32,13 +32,11 @@ from ..protocol.clock import clock
 from ..protocol.entries import parts_of, task_id_of, task_of
 from ..protocol.holders import Holder
 from ..protocol.keys import LockKeys
-from ..protocol.log import get_logger
+from ..protocol.log import logger
 from ..protocol.rooms import UNTAKEN_AFTER, drop, forget_ended, look, server_time
 from ..protocol.tokens import new_token
 from .limits import only_logged
 from .locked import LockedTask
-
-logger = get_logger()
 
 #: A room that is due within so many seconds is looked after by the process that knows of it: the
 #: workers that sweep the rooms may look too late.

@@ -19,12 +19,10 @@ from ..protocol.calls import Release, settle
 from ..protocol.claims import Claim
 from ..protocol.exchange import UNKNOWN_TTL
 from ..protocol.keys import keys_of_lock_id
-from ..protocol.log import get_logger
+from ..protocol.log import logger
 from ..protocol.tokens import new_token
 from .ends import End
 from .room import follow_up
-
-logger = get_logger()
 
 
 def settle_kept(app: Any, kept: Kept | None, end: End) -> None:

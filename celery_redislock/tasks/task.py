@@ -369,10 +369,7 @@ def _below_ours(traceback: TracebackType | None) -> TracebackType | None:
     return traceback
 
 
-def takes_lock(task: Any) -> bool:
-    return isinstance(task, SingletonTask) and bool(task.lock_options)
-
-
 def locked_tasks(app: Any) -> list[SingletonTask]:
     """The app's tasks that take locks, in the order of their names."""
-    return [task for _, task in sorted(app.tasks.items()) if takes_lock(task)]
+    tasks = (task for _, task in sorted(app.tasks.items()))
+    return [task for task in tasks if isinstance(task, SingletonTask) and task.lock_options]

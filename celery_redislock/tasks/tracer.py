@@ -29,15 +29,13 @@ from ..app.delivery import KEY
 from ..app.internals import is_celerys_tracer, trace_of_end
 from ..app.results import store_failed
 from ..errors import ConfigError
-from ..protocol.log import get_logger
+from ..protocol.log import logger
 from .ends import RUN, EndInfo
 from .life import Life
 from .limits import only_logged
 from .locked import LockedTask
 from .refused import is_refusal
 from .state import Ends, Fails
-
-logger = get_logger()
 
 Tracer = Callable[..., Any]
 #: The attribute of our tracers, and of functions that wrap them, that has their task.

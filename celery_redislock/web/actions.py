@@ -17,10 +17,8 @@ from ..inspection.about import About
 from ..inspection.locks import Found, lock
 from ..inspection.states import RUNNING
 from ..protocol.holders import loaded, one_line
-from ..protocol.log import get_logger
+from ..protocol.log import logger
 from .guard import checked_token, has_token
-
-logger = get_logger()
 
 #: The largest body of a request, in bytes, and the longest name of its user, in characters.
 LARGEST: Final = 65536

@@ -17,12 +17,10 @@ from ..inspection.locks import Found
 from ..inspection.queues import in_queues
 from ..inspection.why import why
 from ..protocol.holders import one_line
-from ..protocol.log import get_logger
+from ..protocol.log import logger
 from .look import Seen, look, look_at, look_back
 from .past import Past, Run
 from .present import Row, rows_of
-
-logger = get_logger()
 
 #: How many changes are kept for viewers that ask late: these get the whole picture.
 KEPT: Final = 64

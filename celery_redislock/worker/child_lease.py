@@ -28,15 +28,13 @@ from ..protocol.calls import EXTENSION, REQUEST, Release, mark_done, settle
 from ..protocol.claims import NOT_OURS, Claim, Extended, Extension
 from ..protocol.clock import clock
 from ..protocol.holders import Holder, opening_of_held
-from ..protocol.log import get_logger
+from ..protocol.log import logger
 from ..protocol.waiting import RETRY_EVERY
 from ..servers.server import Server
 from ..tasks.ends import End
 from ..tasks.room import follow_up
 from ..tasks.settle import settle_beside
 from ..tasks.task import SingletonTask
-
-logger = get_logger()
 
 #: Seconds after which a child that is to end and survived the first signal is killed.
 KILL_AFTER: Final = 5.0
@@ -48,9 +46,8 @@ class ChildLease:
     """What the main process knows of a lock that a child may hold. It never acquires a lock."""
 
     end_reason = past.DIED  # for the history, unless the child itself says there how it ended
-    #: The child died before its run had ended.
-    _is_cut_short = False
-    _is_not_retried = False
+    _is_cut_short = False  # the child died before its run had ended
+    _is_not_retried = False  # the child died, and Celery has sent no retry
     #: The lock could not be released yet.
     _failed = False
 
@@ -113,13 +110,9 @@ class ChildLease:
         """Note that this worker ends the child, before Celery forgets the request."""
         self._is_to_end, self.end_reason = True, end_reason
 
-    def note_cut_short(self) -> None:
-        """Note that the child died before its run had ended."""
-        self._is_cut_short = True
-
-    def expect_no_retry(self) -> None:
-        """Note that the child died and that Celery has sent no retry."""
-        self._is_not_retried = True
+    def note_cut_short(self, is_retried: bool) -> None:
+        """Note that the child died before its run had ended, and if Celery has sent a retry."""
+        self._is_cut_short, self._is_not_retried = True, not is_retried
 
     def child_ended(self) -> None:
         """The child is gone, and this was its last task: release the lock that it left."""

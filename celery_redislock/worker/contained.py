@@ -6,9 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ..protocol.log import get_logger
-
-logger = get_logger()
+from ..protocol.log import logger
 
 T = TypeVar("T")
 

@@ -19,10 +19,8 @@ from ..errors import LockUnavailable
 from ..protocol.calls import forget
 from ..protocol.clock import clock
 from ..protocol.exchange import UNKNOWN_TTL
-from ..protocol.log import get_logger
+from ..protocol.log import logger
 from ..protocol.platform import at_fork
-
-logger = get_logger()
 
 #: Seconds for which the connection must live on. A broken one with something to send is noticed
 #: within seconds, and a worker has most likely received earlier copies by then.

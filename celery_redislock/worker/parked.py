@@ -20,13 +20,11 @@ from ..app.results import is_ready, proves_nothing
 from ..protocol.claims import Claim
 from ..protocol.exchange import UNKNOWN_TTL
 from ..protocol.keys import keys_of_lock_id
-from ..protocol.log import get_logger
+from ..protocol.log import logger
 from ..protocol.platform import at_fork
 from ..protocol.rooms import goes_on_elsewhere
 from ..protocol.tokens import new_token
 from ..servers.server import Server
-
-logger = get_logger()
 
 #: Seconds between looks, and how many tasks one look asks for.
 LOOK_EVERY: Final = 2.0

@@ -51,7 +51,7 @@ from ..protocol import notes, past, rooms
 from ..protocol.clock import clock
 from ..protocol.entries import id_of
 from ..protocol.keys import LockKeys, keys_of_lock_id
-from ..protocol.log import get_logger
+from ..protocol.log import logger
 from ..tasks.act import publish_replaced
 from ..tasks.ends import RETRIES, Deferred, End, Skipped, Waiting
 from ..tasks.facts import COPIED_FROM, ends_message
@@ -63,8 +63,6 @@ from .finished import FinishedNote, finished_notes
 from .kept import reservations, sleeping
 from .parked import parked_tasks
 from .source import source_of
-
-logger = get_logger()
 
 #: If a message has waited here for so many seconds, its run may leave a done note: a little less
 #: than `COPIED_FROM`, since the run begins a little later.
@@ -341,11 +339,9 @@ class LockRequest(Request):
         comes_back, lease = self._is_requeued or was_cancelled(self), self._lease
         is_passed_on = heir == self._kept and (self._is_retried or comes_back)
         if lease is not None:
-            lease.note_cut_short()
-        if lease is not None and not self._is_retried:
-            lease.expect_no_retry()
-        elif lease is not None:
-            self._note_over(notes.ENDED)
+            lease.note_cut_short(self._is_retried)
+            if self._is_retried:
+                self._note_over(notes.ENDED)
         if not self._is_retried and not is_passed_on:
             settle_beside(self.task.app, heir, End.ENDED_BY_CELERY)
         self.settle(End.COMES_BACK if comes_back or is_passed_on else End.ENDED_BY_CELERY)

@@ -20,12 +20,10 @@ from ..app.outcomes import burst
 from ..app.settings import app_locks, has_locks, read_settings
 from ..app.unknown import refuse_unknown_settings
 from ..errors import ConfigError, LockUnavailable
-from ..protocol.log import get_logger
+from ..protocol.log import logger
 from ..tasks.forgotten import untold
 from ..tasks.protect import errors_of, protect_tasks
 from ..tasks.task import SingletonTask, locked_tasks
-
-logger = get_logger()
 
 #: Warnings to log once Celery has set up its log: earlier lines are in no logfile.
 _warnings: Final[weakref.WeakKeyDictionary[Any, list[tuple[Any, ...]]]] = (

@@ -18,12 +18,10 @@ from ..errors import LockUnavailable
 from ..protocol.clock import clock
 from ..protocol.exchange import UNKNOWN_TTL
 from ..protocol.keys import in_all_buckets, keys_of_lock_id, sweep_key
-from ..protocol.log import get_logger
+from ..protocol.log import logger
 from ..protocol.rooms import due_rooms, server_time, take_turn
 from ..tasks.room import look_after
 from .kept import settle_revoked
-
-logger = get_logger()
 
 #: Seconds between looks for rooms that are due. Among workers with the same tasks, one looks.
 SWEEP_EVERY: Final = 2.0
