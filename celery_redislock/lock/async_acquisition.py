@@ -14,7 +14,6 @@ from ..protocol import past
 from ..protocol.calls import Release, acquire, settle
 from ..protocol.claims import Claim, Extended, Extension
 from ..protocol.clock import clock
-from ..protocol.exchange import Call
 from ..protocol.waiting import Block, Sleep, Step, Try, waiting
 from ..servers.async_server import AsyncServer, InThreads
 from ..servers.server import Server
@@ -219,8 +218,9 @@ class AsyncAcquisition:
         lease = self._lease
         if isinstance(step, Ask):
             if step.call.script == "extend" and isinstance(self._asks, InThreads):
-                extend = partial(self._extend_in_thread, step.call)
-                return await self._asks.in_turn(lease.key, extend)
+                # The thread goes on if its coroutine is cancelled.
+                ask = partial(lease.server.run, step.call, once=True)
+                return await self._asks.in_turn(lease.key, lambda: self._undone(ask()))
             return self._undone(await self._asks.run(step.call, once=step.once))
         lease.asked = True
         if isinstance(step, Sleep):
@@ -253,10 +253,6 @@ class AsyncAcquisition:
             return False
         with out_of_sight():
             return await self._go(lease.extending()) and not lease.is_over
-
-    def _extend_in_thread(self, call: Call[Extended]) -> Extended:
-        """The reply to an extension. The thread goes on if its coroutine is cancelled."""
-        return self._undone(self._lease.server.run(call, once=True))
 
     def _undone(self, reply: Extended) -> Extended:
         """The reply, after the lock is given back if it was released, and this took it again."""

@@ -38,11 +38,11 @@ class AsyncRedisLock(NamedLock):
 
     Coroutines may share the object: one of them holds the lock, and the others wait. `async with`
     gives the acquisition, an `AsyncAcquisition`, which any coroutine may use. The object itself
-    speaks for what the task acquired that calls it, or the task that started that one while it had
-    the lock (by a context variable). To all other tasks `fence` is 0, `lost` is false, `ensure`
-    raises `LockLost`, and `release` returns False and logs a warning. A task that asks for the lock
-    itself speaks for no other one any more. If the task ends without a release, or its event loop
-    is closed, the lock expires.
+    answers for the acquisition of the task that calls it, or of the task that started that one
+    while it had the lock (by a context variable). To all other tasks `fence` is 0, `lost` is false,
+    `ensure` raises `LockLost`, and `release` returns False and logs a warning. Once a task has
+    asked for the lock itself, it gets no answers for the one that started it. If the task ends
+    without a release, or its event loop is closed, the lock expires.
 
     The object belongs to the event loop that first uses it; as a decorator it works in every loop.
     Coroutines that wait for one lock in one loop wait for each other, in order of arrival, and only

@@ -199,7 +199,8 @@ class Heartbeat:
             pairs = list(zip(asked, replies, strict=True))
             silent = {ref for (ref, *_), reply in pairs if isinstance(reply, LockUnavailable)}
             if silent:  # set it before a `discard` that waits for the reply goes on
-                self._unanswered = _living(self._unanswered | silent)
+                living = (ref for ref in self._unanswered | silent if ref() is not None)
+                self._unanswered = frozenset(living)
         finally:
             self._in_flight = frozenset()
         for (ref, lease, _), reply in pairs:
@@ -218,10 +219,6 @@ def _extend_all(
         )
     except LockUnavailable as exc:
         return [exc] * len(extensions)
-
-
-def _living(refs: frozenset[_Ref]) -> frozenset[_Ref]:
-    return frozenset(ref for ref in refs if ref() is not None)
 
 
 #: The process's heartbeat.

@@ -91,7 +91,7 @@ def note_request(lock: weakref.ref[Any]) -> tuple[Request, list[Request]]:
 
 def requests_here(lock: weakref.ref[Any]) -> list[Request]:
     """The requests for this lock that the task made; if it has made none, those of the task that
-    gave it its context. The last is the first.
+    gave it its context. The last request comes first.
 
     A task that has ended and holds nothing does not count: a test and its set-up share a context.
     """

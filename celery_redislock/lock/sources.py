@@ -32,13 +32,9 @@ class Source(Protocol):
     def history(self) -> int: ...
 
 
-def _without_celery(source: Any) -> None:
-    return None
-
-
 #: Makes a function that reads an app's settings as they are when the lock is used; None if the
 #: argument is no Celery app.
-reader_of_app: Callable[[Any], Callable[[], Source] | None] = _without_celery
+reader_of_app: Callable[[Any], Callable[[], Source] | None] = lambda source: None  # noqa: E731
 
 
 class CallsLock(NamedTuple):

@@ -28,7 +28,6 @@ from .exchange import (
     Call,
     Query,
     done_in,
-    is_true,
     nothing,
     nothing_of,
     offered_in,
@@ -179,7 +178,7 @@ def without_waiters(call: Call[T]) -> Call[T]:
 def raise_fence(acquisition: Call[Any], fence: int) -> Call[bool]:
     """Raise the fence counter of an acquisition's bucket: later fences are higher than this one."""
     counter = acquisition.keys[_COUNTER_KEY]
-    return Call("raise", (counter,), (fence,), is_true, acquisition.ttl)
+    return Call("raise", (counter,), (fence,), lambda reply, _: bool(reply), acquisition.ttl)
 
 
 # -- extending a lock -------------------------------------------------------------------------

@@ -71,10 +71,6 @@ def seconds_in(ms: int) -> float | None:
     return ms / 1000 if ms >= 0 else None
 
 
-def is_true(reply: Any, sent_at: float) -> bool:
-    return bool(reply)
-
-
 def nothing(replies: list[Any]) -> None:
     """Ignore the replies."""
 

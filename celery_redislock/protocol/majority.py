@@ -15,7 +15,7 @@ T = TypeVar("T")
 #: By how much two machines' clocks may drift apart in a ttl, as a share of the ttl, and in seconds
 #: for a short one. The figures are those of Redis's documents.
 DRIFT: Final = (0.01, 0.002)
-#: The commands that read the history, and all of whose replies are joined.
+#: The commands that read the history: the replies of all servers are joined.
 JOINED: Final = ("LRANGE", "ZRANGEBYSCORE")
 
 

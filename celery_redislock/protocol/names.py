@@ -164,14 +164,12 @@ class KeyMaker:
         for name in self._chosen:
             if name in known:
                 named[name] = known[name]
-        if len(named) < len(self._chosen):
-            for name in self._chosen:
-                if name not in named and not self._may_lack(name, bound):
-                    raise TypeError(
-                        f"{self._task}: {self._option} names {name!r}, which this call lacks. Pass"
-                        f" it by name, or use a callable {self._option} that takes the call's own"
-                        " arguments"
-                    )
+            elif not self._may_lack(name, bound):
+                raise TypeError(
+                    f"{self._task}: {self._option} names {name!r}, which this call lacks. Pass it"
+                    f" by name, or use a callable {self._option} that takes the call's own"
+                    " arguments"
+                )
         return named
 
     def _may_lack(self, name: str, bound: Mapping[str, Any]) -> bool:

@@ -36,7 +36,7 @@ from .ends import AlreadyDone, Deferred, End, Expired, Skipped, Waiting
 from .facts import Facts
 from .locked import LockedTask
 from .refused import refused
-from .state import RUNS, Course, Ends, Fails, Returns, Runs, State
+from .state import Course, Ends, Fails, Returns, Runs, State
 
 #: A countdown is multiplied by a random factor up to this, so that not all come back at once.
 SPREAD: Final = 1.25
@@ -50,12 +50,6 @@ BACK_AFTER: Final = 3.0
 
 
 # -- the body runs, or it cannot --------------------------------------------------------------
-
-
-def run_locked(facts: Facts, decision: decide.Go) -> Course:
-    if decision.waited_for is not None:
-        facts.report_conflict(Outcome.WAITED, decision.waited_for.holder)
-    return RUNS
 
 
 def run_unlocked(facts: Facts, decision: decide.GoUnlocked) -> Course:

@@ -344,7 +344,9 @@ class Life:
             return Fails(decision.error)
         if isinstance(decision, decide.GoUnlocked):
             return act.run_unlocked(facts, decision)
-        return act.run_locked(facts, decision)
+        if decision.waited_for is not None:
+            facts.report_conflict(Outcome.WAITED, decision.waited_for.holder)
+        return RUNS
 
     def _put_off(self, decision: decide.PutOff) -> Course:
         """Publish the task again, to be run after a countdown; or end it, if it would expire."""
