@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-#: The titles of the pages that errors name.
 TITLES: Final = {
     "migrating": "Migrating from another library",
     "migrating-others": "Migrating: celery-heimdall, celery-once-task, a lock of your own",

@@ -89,5 +89,4 @@ def _send(task: Any, request: Context, kind: str, event: dict[str, Any]) -> None
         logger.warning("redislock: could not send the event %s: %s", kind, exc)
 
 
-#: The process's events.
 events: Final = Events()

@@ -244,7 +244,6 @@ class Housekeeper:
         return self._frees.is_busy or self._talks.is_busy
 
 
-#: The process's housekeeper.
 housekeeper: Final = Housekeeper()
 
 

@@ -2,8 +2,7 @@
 is refused by name; `unknown` refuses what is no option or setting at all.
 """
 
-# No `from __future__ import annotations`: with it `NamedTuple` compiles each annotation again,
-# which doubles the time to make the class.
+# No `from __future__ import annotations`: with it a `NamedTuple` takes twice as long to make.
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -82,7 +81,6 @@ class LockOptions(NamedTuple):
         return self.on_conflict.parks or self.lock_scope == "queued+running"
 
 
-#: The task options.
 OPTIONS: Final = LockOptions._fields
 
 #: The task option that each app-wide default is for.

@@ -26,9 +26,7 @@ from .unknown import refuse_unknown_settings
 if TYPE_CHECKING:
     from ..servers.server import Server
 
-#: The attribute in which an app keeps its `AppLocks`.
 ATTRIBUTE: Final = "_redislock"
-#: The defaults of `redislock_history` and `redislock_offer_for`.
 HISTORY: Final = 50
 OFFER_FOR: Final = 86400.0
 
@@ -82,7 +80,6 @@ class AppLocks:
         self._eager: bool = self._checked("redislock_eager", False, checks.FLAG)
         #: How many runs each bucket keeps in its history; 0 for none.
         self.history: int = self._checked("redislock_history", HISTORY, checks.HISTORY)
-        #: How many replicas must confirm an acquisition.
         self.min_replicas: int = self._checked("redislock_min_replicas", 0, checks.MIN_REPLICAS)
         #: Seconds after which a waiting task ends that no worker takes, though it is published.
         self.offer_for: float = self._checked("redislock_offer_for", OFFER_FOR, checks.OFFER_FOR)

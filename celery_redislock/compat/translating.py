@@ -30,7 +30,6 @@ class TranslatedTask(SingletonTask):
 
     abstract = True
 
-    #: The other package.
     _redislock_package: ClassVar[str]
     #: Whether the value of its locks is the task's id.
     _redislock_names_task: ClassVar[bool]

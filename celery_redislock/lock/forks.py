@@ -73,5 +73,4 @@ class ForkGate:
         self._closed_until = 0.0
 
 
-#: The process's gate.
 between_forks: Final = ForkGate()

@@ -240,7 +240,6 @@ class Teller:
 
 #: The modules that patch threads. If neither is imported, an acquired lock checks nothing more.
 PATCHERS: Final = frozenset({"gevent.monkey", "eventlet.patcher"})
-#: The teller where threads are not patched.
 AT_ONCE: Final = Teller(None)
 
 

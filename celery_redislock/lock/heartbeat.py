@@ -221,7 +221,6 @@ def _extend_all(
         return [exc] * len(extensions)
 
 
-#: The process's heartbeat.
 heartbeat: Final = Heartbeat()
 
 # Threads do not survive a fork, and the parent's locks are not the child's.

@@ -3,8 +3,7 @@
 Does no I/O: whoever asks the server says what was asked when, and what the answer was. See `lease`.
 """
 
-# No `from __future__ import annotations`: with it `NamedTuple` compiles each annotation again,
-# which doubles the time to make the class.
+# No `from __future__ import annotations`: with it a `NamedTuple` takes twice as long to make.
 import contextlib
 import logging
 from collections.abc import Generator

@@ -1,7 +1,6 @@
 """Checks of what users set: a ttl, seconds, the prefix. Does no I/O."""
 
-# No `from __future__ import annotations`: with it `NamedTuple` compiles each annotation again,
-# which doubles the time to make the class.
+# No `from __future__ import annotations`: with it a `NamedTuple` takes twice as long to make.
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final, Generic, NamedTuple, TypeVar
@@ -101,15 +100,11 @@ def _prefix(value: Any) -> str:
 
 
 TTL: Final = seconds_from(MIN_TTL)
-#: How long a waiting task is offered that no worker takes.
 OFFER_FOR: Final = seconds_from(60)
-#: How many runs are kept.
 HISTORY: Final = whole(0, 100_000)
 MIN_REPLICAS: Final = whole(0, 100)
 FLAG: Final = Check(_flag, "True or False")
-#: A time to wait, or a pause.
 SECONDS: Final = Check(_seconds, "a number of seconds, not negative, or a timedelta")
-#: What all keys begin with.
 PREFIX: Final = Check(_prefix, "a non-empty str without braces")
 
 

@@ -157,7 +157,6 @@ VERSION: Final = 2
 _VERSION_AND_TASK: Final = f'","v":{VERSION},"task":'
 #: Characters that `_without_quotes` does not escape: scripts copy them as they are.
 _PLAIN: Final = frozenset(f"{string.ascii_letters}{string.digits}-_.:@ ")
-#: The most characters of the text that says who broke a lock.
 _LONGEST_BREAKER: Final = 100
 #: The end of 2999: Windows can show no later time than the year 3000.
 _LAST_TIME: Final = 32503679999

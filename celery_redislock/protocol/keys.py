@@ -1,7 +1,6 @@
 """The keys of a lock: their names, and which lock a key belongs to. Does no I/O."""
 
-# No `from __future__ import annotations`: with it `NamedTuple` compiles each annotation again,
-# which doubles the time to make the class.
+# No `from __future__ import annotations`: with it a `NamedTuple` takes twice as long to make.
 import hashlib
 import re
 import zlib

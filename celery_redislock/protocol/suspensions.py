@@ -15,7 +15,6 @@ from typing import Any, Final
 
 from .holders import cut, label_text, loaded, one_line, types_of
 
-#: The longest reason, in characters.
 LONGEST_REASON: Final = 200
 
 

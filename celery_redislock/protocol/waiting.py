@@ -1,7 +1,6 @@
 """The steps of a wait for a lock. Does no I/O: the caller carries out the steps."""
 
-# No `from __future__ import annotations`: with it `NamedTuple` compiles each annotation again,
-# which doubles the time to make the class.
+# No `from __future__ import annotations`: with it a `NamedTuple` takes twice as long to make.
 from collections.abc import Generator
 from typing import Final, NamedTuple, TypeAlias
 

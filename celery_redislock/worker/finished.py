@@ -130,5 +130,4 @@ def _forget(batch: Batch, now: float) -> None:
         logger.debug("redislock: %d done notes stay: %s", len(batch.keys), exc.reason)
 
 
-#: The process's finished notes.
 finished_notes: Final = FinishedNotes()

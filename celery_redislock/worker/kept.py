@@ -54,7 +54,6 @@ class Reservations:
 
 #: Requests that sleep until their eta, and for which something is kept meanwhile, by `id`.
 sleeping: Final[weakref.WeakValueDictionary[int, Any]] = weakref.WeakValueDictionary()
-#: The reservations of this worker's messages.
 reservations: Final = Reservations()
 
 

@@ -33,7 +33,6 @@ AT_ONCE: Final = 50
 MOST: Final = 1000
 #: Seconds after an outage until those that run have taken their locks again.
 RETAKEN: Final = 3.0
-#: How many tasks a line names.
 IN_A_LINE: Final = 50
 
 
@@ -123,5 +122,4 @@ def _that_go_on(tasks: Sequence[Parked]) -> list[Parked]:
     return found
 
 
-#: The process's parked tasks.
 parked_tasks: Final = ParkedTasks()
