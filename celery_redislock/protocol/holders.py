@@ -13,7 +13,7 @@ import socket
 import string
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
-from functools import cache, lru_cache
+from functools import cache
 from json.encoder import encode_basestring_ascii
 from operator import attrgetter
 from types import NoneType
@@ -343,10 +343,12 @@ def encode(
     # This does not use `json`, which takes three times as long: this is done for each run.
     # The sender of the message chooses the id: it may be no text.
     id_text = encode_basestring_ascii(task_id) if isinstance(task_id, str) else _text(task_id)
+    task_text = "null" if task is None else encode_basestring_ascii(task)
     value = (
-        f'{{"token":"{token}{_VERSION_AND_TASK}{_known_text(task)}'
+        f'{{"token":"{token}{_VERSION_AND_TASK}{task_text}'
         f',"task_id":{id_text}'
-        f',"attempt":{attempt:d},"nesting":{nesting:d},"node":{_known_text(node or _host())}'
+        f',"attempt":{attempt:d},"nesting":{nesting:d}'
+        f',"node":{encode_basestring_ascii(node or _host())}'
         f',"pid":{os.getpid()},"ttl_ms":{ttl_ms:d}'
     )
     if queued:
@@ -396,12 +398,6 @@ def kept_in_queue(
     if label is None:
         del record["label"]
     return json.dumps(record, separators=(",", ":"))
-
-
-@lru_cache
-def _known_text(value: str | None) -> str:
-    """The same as `_text`, cached: for names of tasks and nodes, which are few in a process."""
-    return _text(value)
 
 
 @cache

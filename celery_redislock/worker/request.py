@@ -14,6 +14,7 @@ from celery.exceptions import Terminated, WorkerLostError
 from celery.utils.imports import symbol_by_name
 from celery.worker.request import Request
 
+from ..app import internals
 from ..app.brokers import AS_CELERY_READS_IT, origin_of
 from ..app.delivery import (
     KEY,
@@ -29,18 +30,6 @@ from ..app.delivery import (
 )
 from ..app.events import events
 from ..app.housekeeper import housekeeper
-from ..app.internals import (
-    context_of,
-    error_of,
-    is_active,
-    is_connected_still,
-    mark_revoked,
-    say_ended,
-    terminate_child,
-    times_connected,
-    was_cancelled,
-    was_revoked,
-)
 from ..app.outcomes import Outcome, Whose, report, report_expired
 from ..app.results import store_skipped
 from ..app.times import has_passed
@@ -103,7 +92,7 @@ class LockRequest(Request):
         if has_header:
             restore_route(raw)
         #: The connection to the broker on which the message came: how many there were before it.
-        self._came_on = times_connected(consumer)
+        self._came_on = internals.times_connected(consumer)
         wants_events = events.wanted_by(self.eventer, consumer)
         origin = AS_CELERY_READS_IT
         if not task.hears_acks:
@@ -168,7 +157,7 @@ class LockRequest(Request):
 
     def revoked(self) -> bool:
         """Whether the task is not to run: it was revoked, or has expired."""
-        if was_revoked(self):
+        if internals.was_revoked(self):
             return True
         is_over = bool(super().revoked())
         if is_over:
@@ -214,7 +203,7 @@ class LockRequest(Request):
         """The run's done note; None if the broker may have given the message to another worker."""
         consumer, locks = self.task.worker_consumer, self.task.app_locks
         visibility_timeout = locks.redelivery.after
-        if not is_connected_still(consumer, self._came_on) or (
+        if not internals.is_connected_still(consumer, self._came_on) or (
             visibility_timeout is not None and clock() - self._received > visibility_timeout / 2
         ):
             return None
@@ -268,7 +257,7 @@ class LockRequest(Request):
         """Terminate the child in favour of a newer run. In the consumer's thread, which gives tasks
         to children: while this request is active, its child has no other task.
         """
-        if not is_active(self):
+        if not internals.is_active(self):
             return
         logger.warning(
             "redislock: terminating pid %d, which runs %s[%s]: %s replaces it",
@@ -277,7 +266,7 @@ class LockRequest(Request):
         self._child_is_to_end(past.REPLACED)
         self._note_over(notes.EXPECTS_RESULT)
         self._replaced = error
-        terminate_child(self.task.worker_consumer, self.worker_pid, signum)
+        internals.terminate_child(self.task.worker_consumer, self.worker_pid, signum)
 
     def send_event(self, kind: str, **event: Any) -> Any:
         """Send an event of the task. In monitors, the state of our waiting events outranks REVOKED:
@@ -293,7 +282,7 @@ class LockRequest(Request):
         self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False
     ) -> Any:
         """The task failed, or was skipped."""
-        error = error_of(exc_info)
+        error = internals.error_of(exc_info)
         if isinstance(error, Skipped):
             self._end_skipped(error)
         if isinstance(error, Deferred):
@@ -301,17 +290,17 @@ class LockRequest(Request):
         if isinstance(error, Waiting):
             self._note_parked(*error.args)
         is_gone = isinstance(error, Terminated | WorkerLostError | SystemExit)
-        if is_gone and self._replaced is not None and not was_revoked(self):
+        if is_gone and self._replaced is not None and not internals.was_revoked(self):
             return self._announce_replaced(self._replaced)
         if isinstance(error, WorkerLostError) and self._is_elsewhere():
             # The child had put its task into the waiting room: that is no failure of the task.
-            say_ended(self)
+            internals.say_ended(self)
             return self.acknowledge()
         if not is_gone:
             return super().on_failure(exc_info, send_failed_event, return_ok)
         heir = self._prepare_retry(error, exc_info.traceback)
         requests = self.task.request_stack
-        requests.push(context_of(self))  # where the sending of the retry looks for its reason
+        requests.push(internals.context_of(self))  # where the retry looks for its reason
         try:
             return super().on_failure(exc_info, send_failed_event, return_ok)
         finally:
@@ -326,7 +315,7 @@ class LockRequest(Request):
         and note why it is sent, if it is. Returns the retry's reservation.
         """
         heir = None if self._lease is None else self._lease.heir
-        context = context_of(self)
+        context = internals.context_of(self)
         headers = {k: v for k, v in (context.headers or {}).items() if k != KEY}
         own = {} if heir is None else {KEY: {"v": VERSION, **heir.header}}
         context.headers = {**headers, **own}
@@ -336,7 +325,7 @@ class LockRequest(Request):
     @contained
     def _settle_after_death(self, heir: Kept | None) -> None:
         """Settle what is kept for this message, unless it, or the retry, needs that."""
-        comes_back, lease = self._is_requeued or was_cancelled(self), self._lease
+        comes_back, lease = self._is_requeued or internals.was_cancelled(self), self._lease
         is_passed_on = heir == self._kept and (self._is_retried or comes_back)
         if lease is not None:
             lease.note_cut_short(self._is_retried)
@@ -348,10 +337,10 @@ class LockRequest(Request):
 
     @contained
     def _end_skipped(self, error: Skipped) -> None:
-        if was_cancelled(self):
+        if internals.was_cancelled(self):
             # The connection to the broker was lost after the child had ended the task, and before
             # we knew. Celery has stored RETRY since, and the message does not come again.
-            store_skipped(self.task, context_of(self), *error.args)
+            store_skipped(self.task, internals.context_of(self), *error.args)
         self._announce_skipped()
 
     @contained
@@ -395,8 +384,8 @@ class LockRequest(Request):
         """End the task of a terminated child as Celery ends a revoked one, but with a result that
         names the run which replaced it, and that ends its chain.
         """
-        say_ended(self)
-        by, context = error.holder, context_of(self)
+        internals.say_ended(self)
+        by, context = error.holder, internals.context_of(self)
         assert by is not None
         is_sent = publish_replaced(
             self.task, self.request_dict, context, self.args, self.kwargs, by
@@ -404,7 +393,7 @@ class LockRequest(Request):
         if not is_sent:
             store_skipped(self.task, context, error)
         self.acknowledge()
-        mark_revoked(self)
+        internals.mark_revoked(self)
         if is_sent:
             return
         self._announce_skipped(terminated=True)
@@ -415,7 +404,9 @@ class LockRequest(Request):
         how = {"terminated": terminated, "signum": None, "expired": False}
         super().send_event("task-revoked", **how)  # an event of ours says why
         if celery_signals.task_revoked.receivers:  # the request costs more than all the rest
-            celery_signals.task_revoked.send(sender=self.task, request=context_of(self), **how)
+            celery_signals.task_revoked.send(
+                sender=self.task, request=internals.context_of(self), **how
+            )
 
 
 @cache

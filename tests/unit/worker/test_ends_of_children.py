@@ -35,8 +35,8 @@ class Lease:
 
 @pytest.fixture
 def request_of(monkeypatch):
-    monkeypatch.setattr(requests, "is_active", lambda request: True)
-    monkeypatch.setattr(requests, "terminate_child", lambda *args: None)
+    monkeypatch.setattr(requests.internals, "is_active", lambda request: True)
+    monkeypatch.setattr(requests.internals, "terminate_child", lambda *args: None)
     monkeypatch.setattr(requests, "ChildLease", Lease)
     monkeypatch.setattr(requests.housekeeper, "when_gone", lambda *args, **more: None)
 
