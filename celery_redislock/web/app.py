@@ -6,6 +6,7 @@ import asyncio
 import json
 import mimetypes
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -22,16 +23,18 @@ from starlette.types import Receive, Scope, Send
 from ..errors import ConfigError, LockUnavailable
 from ..inspection import states
 from ..inspection.about import about
+from ..inspection.history import history
 from ..inspection.why import why
 from .actions import Actions
 from .guard import Guard
 from .hub import Hub
-from .look import look_far_back
 
 #: Where the page's files are.
 FILES: Final = Path(__file__).parent / "static"
 #: What the page's `states.js` has of `inspection.states`.
 STATES_SHOWN: Final = ("STATES", "RUNNING", "KEPT", "GOING_ON", "AWAITED", "NO_LOCK")
+#: How many runs of one lock are shown.
+KEPT_OF_ONE: Final = 200
 #: Bytes from which an answer is compressed.
 COMPRESSED: Final = 1000
 mimetypes.add_type("text/javascript", ".js")  # Windows may have another for it
@@ -90,7 +93,9 @@ class Web:
         return Plain(await self._hub.detail(self._name(request)))
 
     async def _history(self, request: Request) -> Response:
-        runs = await asyncio.to_thread(look_far_back, self._known.app, self._name(request))
+        name = self._name(request)
+        read = partial(history, self._known.app, name=name, limit=KEPT_OF_ONE, running=True)
+        runs = await asyncio.to_thread(read)
         return Plain([run.to_dict() for run in runs])
 
     def _name(self, request: Request) -> str:

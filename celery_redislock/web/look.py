@@ -16,8 +16,6 @@ NAMED_ROOMS: Final = 20
 NAMED_WAITERS: Final = 3
 #: Seconds for which skips are counted together.
 HOUR: Final = 3600
-#: How many runs of one lock are shown.
-KEPT_OF_ONE: Final = 200
 
 
 class Seen(NamedTuple):
@@ -25,7 +23,7 @@ class Seen(NamedTuple):
     found: list[Found]
     #: For some locks, by name, the first tasks that wait, "since" a Unix time if that is known.
     next: dict[str, list[dict[str, Any]]]
-    suspended: list[dict[str, Any]]  # see `_suspended`
+    suspended: list[dict[str, Any]]  # what operators keep from running; what ends first is first
 
 
 def look(app: Any) -> Seen:
@@ -34,12 +32,8 @@ def look(app: Any) -> Seen:
     most = sorted(count, key=lambda name: (-count[name], name))[:NAMED_ROOMS]
     rooms = waiting(app, most, NAMED_WAITERS)
     first = {room.name: [_next(each, room.now) for each in room.waiting] for room in rooms}
-    return Seen(now, found, first, _suspended(app))
-
-
-def _suspended(app: Any) -> list[dict[str, Any]]:
-    """What operators keep from running: what, who, why, until when. The first to end is first."""
-    return [{**each.to_dict(), "target": each.target} for each in suspensions(app)]
+    suspended = [{**each.to_dict(), "target": each.target} for each in suspensions(app)]
+    return Seen(now, found, first, suspended)
 
 
 def _next(each: Waiting, now: float) -> dict[str, Any]:
@@ -56,11 +50,6 @@ def look_back(app: Any, now: float) -> tuple[list[PastRun], dict[str, float]]:
     hours = [each for by_hour in turned_away(app).values() for each in by_hour.items()]
     count = sum(count for hour, count in hours if hour >= since)
     return history(app), {"count": count, "since": since}
-
-
-def look_far_back(app: Any, name: str) -> list[PastRun]:
-    """The runs of the lock with this name, as far back as they are kept; the latest first."""
-    return history(app, name=name, limit=KEPT_OF_ONE, running=True)
 
 
 def look_at(app: Any, name: str) -> dict[str, Any]:

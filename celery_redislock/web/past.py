@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from ..inspection.history import PastRun
 from ..inspection.locks import Found
-from ..inspection.states import GOING_ON
 from .look import Seen
 
 #: A run as plain data, as the page gets it.
@@ -33,8 +32,6 @@ class Past:
     def __init__(self, kept: int) -> None:
         self._kept = kept
         self.runs: dict[str, Run] = {}
-        self._going_on: set[str] = set()
-        self._has_ended = False  # since the history was read
         #: Seconds that a run usually takes, by the name of its lock, and by that of its task.
         self._of_locks: dict[str, float] = {}
         self._of_tasks: dict[str, float] = {}
@@ -43,32 +40,14 @@ class Past:
         #: Since when all runs are shown: there may be more than `MOST`.
         self._all_since = float("-inf")
 
-    def take_in(self, seen: Seen) -> bool:
-        """Take in who has the locks now. Returns whether a run has ended since the history was
-        read.
-        """
-        going_on = {
-            _id(each.name, each.holder.fence)
-            for each in seen.found
-            if each.state in GOING_ON and each.holder is not None
-        }
-        self._has_ended |= not self._going_on <= going_on
-        self._going_on = going_on
-        return self._has_ended
-
     def remember(self, runs: Sequence[PastRun], now: float) -> None:
         """Take in all runs of the history, the latest first."""
         recent = [run for run in runs if (run.ended or run.began) > now - WINDOW]
         self._all_since = recent[MOST - 1].began if len(recent) > MOST else float("-inf")
         self.runs = {run["id"]: run for run in map(_as_run, recent[:MOST])}
-        self._has_ended = False
         self._of_locks = dict(_usual(((run.name, run) for run in runs), OF_LOCK))
         self._of_tasks = dict(_usual(((run.holder.task or "", run) for run in runs), OF_TASK))
         self._since = self._known_since(runs)
-
-    def give_up(self) -> None:
-        """The history cannot be read."""
-        self._has_ended = False
 
     def usual(self, slot: Found) -> float | None:
         """How many seconds a run of this lock usually takes, or of its task; None if not known."""
@@ -99,17 +78,13 @@ class Past:
         return {name: at for name, at in since.items() if at > seen.now - WINDOW}
 
 
-def _id(name: str, fence: int | None) -> str:
-    return f"{fence}:{name}"
-
-
 def _bucket(key: str) -> str:
     return key.partition("}:")[0]
 
 
 def _as_run(run: PastRun) -> Run:
     told = {name: value for name, value in run.to_dict().items() if value}
-    return {"id": _id(run.name, run.fence), **told}
+    return {"id": f"{run.fence}:{run.name}", **told}
 
 
 def _usual(runs: Iterable[tuple[str, PastRun]], fewest: int) -> Iterator[tuple[str, float]]:

@@ -1,5 +1,5 @@
 // What may be done: break locks, drop those who wait for them, end a run, suspend a lock. Each is shown first.
-import { clock, count, el, h, href, mark, plain, say, taskOf, units, what } from "./format.js";
+import { clock, count, el, h, href, plain, say, taskOf, units, what } from "./format.js";
 
 const SHOWN = 20;
 let token = "", by = ""; // for as long as the page is open
@@ -96,7 +96,7 @@ function ask(about, title, verb, action, rows, content, saidOf, more = () => ({}
     by = name.value.trim();
     const [done, text] = await act(action, rows, saidOf, (text) => say(said, text), more());
     say(said, text);
-    mark(said, "data-done", done);
+    said.dataset.done = done;
     submit.disabled = false;
     if (done) {
       submit.hidden = true;

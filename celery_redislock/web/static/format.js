@@ -156,8 +156,3 @@ export const tail = (text) => h("bdi", {}, text);
 export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
-
-export function mark(element, name, value) {
-  const text = String(value);
-  if (element.getAttribute(name) !== text) element.setAttribute(name, text);
-}

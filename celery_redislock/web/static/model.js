@@ -11,7 +11,6 @@ export class Model {
   forgetful = "";
   version = 0;
   number = 0; // of the last answer
-  looked = false; // whether the rows are what somebody has seen
   connected = false; // to the page's server
   asOf = null; // when the last look was
   away = null; // how many calls were skipped or refused, and since when
@@ -28,6 +27,11 @@ export class Model {
     return this.queues.filter((each) => !each.is_read);
   }
 
+  // Whether the rows are what somebody has seen.
+  get looked() {
+    return this.asOf !== null;
+  }
+
   // Whether what it says is so now.
   get live() {
     return this.connected && !this.trouble;
@@ -39,33 +43,26 @@ export class Model {
     return performance.now() / 1000 + (this.#offset ?? 0);
   }
 
-  // Take in an answer: what has changed since the last one.
-  apply(answer) {
-    this.#setClock(answer.now);
-    for (const change of answer.changes) this.#change(change);
-    this.number = answer.number;
-    this.asOf = answer.as_of;
-    this.forgetful = answer.forgetful;
+  // Take in an answer: what has changed since the last one, and what is told of all locks together.
+  apply({ now, as_of, kept_since, changes, ...told }) {
+    this.#setClock(now);
+    for (const change of changes) this.#change(change);
+    Object.assign(this, told);
+    this.asOf = as_of;
+    this.#keptSince = kept_since;
     this.version += 1;
   }
 
-  #change(message) {
-    if (message.all) {
+  #change({ about, rows = [], gone = [], runs = [], dropped = [] }) {
+    if (about) { // this is all that there is
       this.rows.clear();
       this.runs.clear();
-      this.about = message.about;
-      this.looked = message.looked;
+      this.about = about;
     }
-    if (message.trouble === "") this.looked = true;
-    for (const row of message.rows ?? []) this.rows.set(row.key, row);
-    for (const key of message.gone ?? []) this.rows.delete(key);
-    for (const run of message.runs ?? []) this.runs.set(run.id, run);
-    for (const id of message.dropped ?? []) this.runs.delete(id);
-    this.#keptSince = message.kept_since ?? this.#keptSince;
-    this.queues = message.queues ?? this.queues;
-    this.suspended = message.suspended ?? this.suspended;
-    if (message.away !== undefined) this.away = message.away;
-    if (message.trouble !== undefined) this.trouble = message.trouble;
+    for (const row of rows) this.rows.set(row.key, row);
+    for (const key of gone) this.rows.delete(key);
+    for (const run of runs) this.runs.set(run.id, run);
+    for (const id of dropped) this.runs.delete(id);
   }
 
   #setClock(now) {

@@ -1,6 +1,6 @@
 // The page: hears what the server tells, and shows it.
 import { askToBreakAll, askToDrop, suspensions } from "./actions.js";
-import { clock, count, el, h, mark, patch, plain, say, setNoArguments, taskOf, zone } from "./format.js";
+import { clock, count, el, h, patch, plain, say, setNoArguments, taskOf, zone } from "./format.js";
 import { LockPage } from "./lock.js";
 import { Model } from "./model.js";
 import { Rows } from "./rows.js";
@@ -69,14 +69,9 @@ function follow() {
   if (read.lock === undefined) {
     view = read;
     at("query").value = view.q;
-    for (const name of ["task", "node", "order"]) choose(at(name), view[name]);
+    for (const name of ["task", "node", "order"]) at(name).value = view[name];
   }
   soon();
-}
-
-function choose(select, value) {
-  if (value && ![...select.options].some((each) => each.value === value)) select.append(el("option", { value }, plain(value)));
-  select.value = value;
 }
 
 // What is chosen on the page becomes the address.
@@ -126,7 +121,7 @@ function showState() {
   const { about, live, trouble } = model;
   const asOf = model.asOf === null ? "" : clock(model.asOf);
   say(at("live"), live ? "live" : !model.version ? "connecting" : asOf ? `as of ${asOf}` : "nothing known yet");
-  mark(at("live"), "data-live", live);
+  at("live").dataset.live = live;
   document.body.classList.toggle("stale", model.version > 0 && !live);
   const why = model.connected ? trouble : "the page's server does not answer";
   const shown = asOf ? `What is shown was so at ${asOf}; ages stand still.` : "Nothing is known yet.";

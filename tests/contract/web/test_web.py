@@ -13,7 +13,7 @@ import pytest
 
 from celery_redislock.inspection.locks import snapshot
 from celery_redislock.inspection.queues import in_queues
-from celery_redislock.web import hub, look, serve
+from celery_redislock.web import look, serve
 from celery_redislock.web.present import rows_of
 from tests.support.looking import end, make_app, take
 from tests.support.site import Site, messages
@@ -76,8 +76,7 @@ def test_a_connection_that_asks_now_and_then_is_not_closed(app, monkeypatch):
             assert asking.sock is first, "the same connection"
 
 
-def test_a_history_that_cannot_be_read_at_first_is_read_later(own_redis, label, monkeypatch):
-    monkeypatch.setattr(hub, "LOOK_BACK", 0.2)
+def test_a_history_that_cannot_be_read_at_first_is_read_later(own_redis, label):
     owner = make_app(own_redis.url, label)
     end(owner, take(owner, "sync", "x", history=True), "failed", took=0.1)
     denied = "-zrangebyscore"

@@ -72,18 +72,6 @@ def test_when_a_run_lapsed_is_not_told_since_nobody_knows(past):
     assert "ended" not in past.runs["1:x"]
 
 
-def test_how_a_run_ended_is_asked_of_the_history_which_knows_best(past):
-    assert not past.take_in(seen(T0 + 1, found("x", "a", 7)))
-    assert past.take_in(seen(T0 + 3)), "the history has something to tell"
-    assert past.take_in(seen(T0 + 4)), "it is not read yet"
-    past.remember([kept("x", "a", 7, T0, T0 + 2.25, "died")], T0 + 4)
-    assert not past.take_in(seen(T0 + 5))
-    past.take_in(seen(T0 + 6, found("x", "b", 8)))
-    assert past.take_in(seen(T0 + 7))
-    past.give_up()
-    assert not past.take_in(seen(T0 + 8)), "the history cannot be read"
-
-
 def test_a_lane_begins_where_the_history_may_have_dropped_older_runs(past):
     runs = many(KEPT)
     past.remember(runs, T0 + 100)
