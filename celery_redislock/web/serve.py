@@ -11,6 +11,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from .app import Web
+from .guard import LOCAL
 
 #: Seconds after which a connection that asks for nothing is closed.
 SILENT: Final = 20.0
@@ -65,7 +66,7 @@ def serve(web: Web, listening: socket.socket) -> None:
         server_of(web).run(sockets=[listening])
 
 
-def hosts_of(host: str, allowed: Sequence[str], local: Sequence[str]) -> list[str]:
+def hosts_of(host: str, allowed: Sequence[str]) -> list[str]:
     """The host names at which a server that listens at `host` answers."""
     own = [] if host in ("", "0.0.0.0", "::") else [host]  # noqa: S104  the addresses of all
-    return [*local, *own, *allowed]
+    return [*LOCAL, *own, *allowed]

@@ -47,13 +47,12 @@ def web(
     """Serve a page that shows the locks, their waiters, and a timeline, live."""
     try:
         from ...web.app import Web
-        from ...web.guard import LOCAL
         from ...web.serve import hosts_of, listen, serve
     except ImportError:
         raise problem("web needs a server: pip install 'celery-redislock[web]'") from None
     made = allow_break and not token
     token = (token or secrets.token_urlsafe(24)) if allow_break else None
-    page = Web(app, token, hosts_of(host, allowed, LOCAL), every)
+    page = Web(app, token, hosts_of(host, allowed), every)
     try:
         listening = listen(host, port)
     except OSError as exc:

@@ -4,6 +4,9 @@ import { clock, count, el, h, href, plain, say, taskOf, units, what } from "./fo
 const SHOWN = 20;
 let token = "", by = ""; // for as long as the page is open
 
+// A button, if that may be done.
+export const action = (text, may, onclick) => h("button.break", { type: "button", hidden: !may, onclick }, text);
+
 export function askToBreak(row, about) {
   const who = `Held by ${plain(row.task_id ?? "nobody yet")}${row.node ? ` on ${plain(row.node)}` : ""}. `;
   ask(about, "Break this lock?", "Break the lock", "break", [row], [

@@ -1,6 +1,6 @@
 // A lock's own page: who has it, who waits, what happened as far back as that is kept.
 import { clock, count, el, h, patch, plain, quoted, shortId, tail, taskOf, units, what, wrapped } from "./format.js";
-import { askToBreak, askToDrop, askToEnd, askToResume, askToSuspend, suspensions } from "./actions.js";
+import { action, askToBreak, askToDrop, askToEnd, askToResume, askToSuspend, suspensions } from "./actions.js";
 import { about as aboutOf, argumentsOf, leaseOf, stateOf, whoWaits } from "./rows.js";
 import { Timeline, how } from "./timeline.js";
 import { depthOf, isHeld, told } from "./trouble.js";
@@ -17,8 +17,6 @@ export class LockPage {
   #detail = null;
   #history = null; // not known yet
   #lookedBack = -Infinity;
-  #asked = 0;
-  #answered = 0; // the newest question whose answer is shown
   #slots = el("div.slots");
   #lanes = el("ul.lanes");
   #axis = el("div.axis", { "aria-hidden": "true" });
@@ -46,20 +44,17 @@ export class LockPage {
   }
 
   async ask() {
-    const name = this.#name, asking = ++this.#asked, which = `name=${encodeURIComponent(name)}`;
+    const name = this.#name, which = `name=${encodeURIComponent(name)}`;
     const looksBack = performance.now() - this.#lookedBack > LOOK_BACK;
     if (looksBack) this.#lookedBack = performance.now();
     try {
       const [detail, runs] = await Promise.all([fetchJson(`api/lock?${which}`), looksBack ? fetchJson(`api/history?${which}`) : null]);
       if (name !== this.#name) return;
-      if (asking > this.#answered && detail) {
-        this.#detail = detail;
-        this.#answered = asking;
-      }
+      if (detail) this.#detail = detail;
       if (runs) this.#history = runs;
       this.show();
     } catch (error) {
-      if (!(error instanceof TypeError)) throw error; // the connection; the stream says so as well
+      if (!(error instanceof TypeError)) throw error; // the connection; what is live says so as well
     }
   }
 
@@ -142,9 +137,6 @@ async function fetchJson(address) {
   const answer = await fetch(address);
   return answer.ok ? answer.json() : null;
 }
-
-// A button, if that may be done.
-const action = (text, may, onclick) => h("button.break", { type: "button", hidden: !may, onclick }, text);
 
 // One holder of the lock.
 function slot(row, model, now) {

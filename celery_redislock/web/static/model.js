@@ -22,11 +22,6 @@ export class Model {
   #lanes = new Map();
   #groupedAt = -1;
 
-  // The queues that nobody reads.
-  get unread() {
-    return this.queues.filter((each) => !each.is_read);
-  }
-
   // Whether the rows are what somebody has seen.
   get looked() {
     return this.asOf !== null;
@@ -79,9 +74,9 @@ export class Model {
   // How many calls the shown runs of this lock let be skipped or refused.
   awayOf = (name) => (this.lanes().get(name) ?? []).reduce((sum, item) => sum + (item.turned_away ?? 0), 0);
 
-  // The queue in which the message waits that has this lock, if it has waited for a while; and that if nobody reads it.
-  queueOf = (row) => queueIn(this.queues, row);
-  unreadOf = (row) => queueIn(this.unread, row);
+  // The queue in which the message waits that has this lock, if it has waited for a while.
+  queueOf = (row) => (row.state !== "queued" ? undefined : this.queues.find((each) => each.task === row.task
+    && (row.queue ? each.queue === row.queue : !each.is_named)));
 
   // Those that nobody can know are missing.
   totals() {
@@ -143,6 +138,3 @@ function grouped(things) {
   }
   return by;
 }
-
-const queueIn = (queues, row) => (row.state !== "queued" ? undefined : queues.find((each) => each.task === row.task
-  && (row.queue ? each.queue === row.queue : !each.is_named)));

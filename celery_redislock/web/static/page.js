@@ -1,5 +1,5 @@
 // The page: hears what the server tells, and shows it.
-import { askToBreakAll, askToDrop, suspensions } from "./actions.js";
+import { action, askToBreakAll, askToDrop, suspensions } from "./actions.js";
 import { clock, count, el, h, patch, plain, say, setNoArguments, taskOf, zone } from "./format.js";
 import { LockPage } from "./lock.js";
 import { Model } from "./model.js";
@@ -128,7 +128,7 @@ function showState() {
   say(at("list-title"), live || !asOf ? "Now" : `As of ${asOf}`);
   at("trouble").hidden = live || !model.version;
   if (!at("trouble").hidden) say(at("trouble"), plain(`${why.charAt(0).toUpperCase()}${why.slice(1).replace(/\.$/, "")}. ${shown}`));
-  patch(at("unread"), model.unread.map((each) => h("li", {}, plain(`No worker that answers reads the queue ${each.queue}: `
+  patch(at("unread"), model.queues.filter((each) => !each.is_read).map((each) => h("li", {}, plain(`No worker that answers reads the queue ${each.queue}: `
     + `${count(each.count, "call")} of ${each.task} ${each.count === 1 ? "waits" : "wait"} in it, since ${clock(each.since)}.`))));
   say(at("where"), plain([about.app, about.server].filter(Boolean).join(" · ")));
 }
@@ -152,9 +152,8 @@ function showChoices() {
 
 function choices(select, all, values, chosen) {
   if (chosen) values.add(chosen);
-  const wanted = ["", ...[...values].sort()];
-  if (document.activeElement === select || wanted.join("\n") === [...select.options].map((each) => each.value).join("\n")) return;
-  select.replaceChildren(...wanted.map((value) => el("option", { value }, value ? plain(value) : all)));
+  if (document.activeElement === select) return;
+  patch(select, ["", ...[...values].sort()].map((value) => h("option", { key: value, value }, value ? plain(value) : all)));
   select.value = chosen;
 }
 
@@ -171,15 +170,16 @@ function showAll() {
   say(at("none"), !model.looked ? "Waiting for the first look." : total ? "No lock matches." : "Nobody holds a lock, and nobody waits for one.");
   document.querySelector("#list table").hidden = found === 0;
   at("pages").hidden = pages < 2;
-  say(at("page"), `page ${shown + 1} of ${pages}`);
-  at("previous").disabled = shown === 0;
-  at("next").disabled = shown === pages - 1;
+  const turn = (id, text, page, disabled) => h("button", { type: "button", id, disabled, onclick: () => change({ page: String(page) }) }, text);
+  patch(at("pages"), [turn("previous", "Previous", shown, shown === 0), h("span", { id: "page" }, `page ${shown + 1} of ${pages}`),
+    turn("next", "Next", shown + 2, shown === pages - 1)]);
   showLanes(names, matches, grouped);
   const things = () => [...model.rows.values(), ...model.items.values()];
   say(at("no-filter"), plain(noFilters(view.q, (q) => things().some(matcher({ q }, model)))));
   patch(at("suspended"), suspensions(model));
-  at("drop-all").hidden = !(model.about.may_break && toDrop().length);
-  at("break-all").hidden = !(model.about.may_break && toBreak().length);
+  patch(at("list-head"), [at("list-title"), at("count"),
+    action("Drop all that wait …", model.about.may_break && toDrop().length, () => askToDrop(toDrop(), [], model.about)),
+    action("Break all …", model.about.may_break && toBreak().length, () => askToBreakAll(toBreak(), model.about))]);
 }
 
 // What can be done to all that the list shows: of a task, to drop those who wait; of a node, to break what its runs hold.
@@ -237,10 +237,6 @@ say(at("zone"), `All times: ${zone()}`);
 at("filter").addEventListener("submit", (event) => event.preventDefault());
 at("query").addEventListener("input", () => change({ q: at("query").value }));
 for (const name of ["task", "node", "order"]) at(name).addEventListener("change", (event) => change({ [name]: event.target.value }));
-at("drop-all").addEventListener("click", () => askToDrop(toDrop(), [], model.about));
-at("break-all").addEventListener("click", () => askToBreakAll(toBreak(), model.about));
-at("previous").addEventListener("click", () => change({ page: String(Number(view.page) - 1) }));
-at("next").addEventListener("click", () => change({ page: String(Number(view.page) + 1) }));
 addEventListener("hashchange", () => { follow(); scrollTo(0, 0); });
 addEventListener("resize", soon);
 document.addEventListener("pointermove", showTip);

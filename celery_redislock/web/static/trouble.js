@@ -21,8 +21,8 @@ export function troubles(row, model, now) {
   const found = [], silent = silence(row, now);
   if (row.state === "without its lock") found.push([6, plain(row.lost_because || "it lost the lock")]);
   if (row.untaken) found.push([5, `no worker has taken ${count(row.untaken, "task")}`]);
-  const unread = model.unreadOf(row);
-  if (unread) found.push([5, `no worker reads ${plain(unread.queue)}`]);
+  const queue = model.queueOf(row);
+  if (queue && !queue.is_read) found.push([5, `no worker reads ${plain(queue.queue)}`]);
   if (silent) found.push([SILENT, `no heartbeat for ${units(silent)}`]);
   if (isHeld(row) && row.acquired_at !== undefined) {
     const held = now - row.acquired_at, task = taskOf(row);

@@ -254,7 +254,7 @@ def test_what_waits_for_a_task_is_dropped_and_what_a_node_holds_is_broken_as_the
     kept = take(app, "unique", "sent", queued=True)
     moves = take(app, "sync", "moves", node="w@gone")
     preview = page.locator("#ordering")
-    drop, take_away = (page.locator(f"#{name}-all") for name in ("drop", "break"))
+    drop, take_away = (page.locator("#list-head button").nth(place) for place in (0, 1))
 
     def confirm(verb):
         if page.get_by_label("Token").input_value() == "":
