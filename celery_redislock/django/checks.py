@@ -15,7 +15,7 @@ from django.db import DatabaseError, InterfaceError
 from ..app.documents import page
 from ..app.settings import app_locks
 from ..errors import ConfigError
-from ..ops.doctor.examine import examine_for_production, examine_settings
+from ..ops.doctor.examine import examine_settings
 from ..ops.doctor.finding import ERROR, OK, Finding
 from ..tasks.task import locked_tasks
 from .project import load_tasks, project_app
@@ -57,7 +57,7 @@ def check_for_production() -> list[checks.CheckMessage]:
         load_tasks(app)
     except Exception:
         return []  # `check_locks` says so
-    return [_found(*each) for each in examine_for_production(app)]
+    return [_found(*each) for each in examine_settings(app, for_production=True)]
 
 
 def _messages(app: Any) -> Iterator[checks.CheckMessage]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
@@ -96,7 +97,8 @@ with_headers = click.option(
 
 
 def print_json(value: Any) -> None:
-    click.echo(json.dumps(value, indent=2))
+    """Print plain data, and locks, suspensions and waiting tasks in it."""
+    click.echo(json.dumps(value, indent=2, default=methodcaller("to_dict")))
 
 
 def problem(text: object) -> click.ClickException:
@@ -206,17 +208,8 @@ class Naming(NamedTuple):
         return pick(app, meant) if meant.keys.name == self.target else meant
 
 
-def with_lock(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give the command arguments that name a lock, as its parameter `naming`."""
-    return _with_naming(function, required=True)
-
-
-def with_lock_or_filters(function: Callable[..., Any]) -> Callable[..., Any]:
-    """As `with_lock`, for a command with filters: the user need not name a lock."""
-    return _with_naming(function, required=False)
-
-
 def _with_naming(function: Callable[..., Any], required: bool) -> Callable[..., Any]:
+    """Give the command arguments that name a lock, as its parameter `naming`."""
     metavar = "KEY|TASK" if required else "[KEY|TASK]"
 
     @click.argument(
@@ -231,6 +224,11 @@ def _with_naming(function: Callable[..., Any], required: bool) -> Callable[..., 
         return function(naming=Naming(target or "", words, args, kwargs, headers), **more)
 
     return run
+
+
+with_lock = functools.partial(_with_naming, required=True)
+#: For a command with filters: the user need not name a lock.
+with_lock_or_filters = functools.partial(_with_naming, required=False)
 
 
 def with_filters(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -44,24 +44,22 @@ def explain(
         "lock_limit": limit,
         "lock_scope": options.lock_scope,
         "policy": repr(options.on_conflict),
-        "standing": [each.to_dict() for each in slots],
+        "standing": slots,
         "suspended": suspension and suspended(suspension),
         "now": _now(task, slots, limit, suspension),
     }
 
 
 def _lock_key_in_words(options: LockOptions) -> str:
-    headers = f"; headers: {', '.join(options.lock_headers)}" if options.lock_headers else ""
-    return _arguments_in_words(options.lock_key) + headers
-
-
-def _arguments_in_words(key: Any) -> str:
+    key: Any = options.lock_key
+    text = repr(list(key)) if isinstance(key, tuple) else repr(key)
     if key is None:
-        return "not set: all arguments"
-    if callable(key):
-        where = getattr(key, "__qualname__", repr(key))
-        return f"a callable, {getattr(key, '__module__', '?')}.{where}"
-    return repr(list(key)) if isinstance(key, tuple) else repr(key)
+        text = "not set: all arguments"
+    elif callable(key):
+        where = getattr(key, "__qualname__", text)
+        text = f"a callable, {getattr(key, '__module__', '?')}.{where}"
+    headers = f"; headers: {', '.join(options.lock_headers)}" if options.lock_headers else ""
+    return text + headers
 
 
 def _source(task: SingletonTask) -> str:

@@ -16,7 +16,7 @@ from ..protocol.keys import lock_keys
 from ..servers.looking import in_batches
 from ..tasks.target import Target, TargetError, nearly
 from ..tasks.task import locked_tasks
-from .table import SHORT, digest_of, telling_of, who
+from .table import SHORT, digest_of, some, telling_of, who
 
 
 def pick(app: Any, meant: Target) -> Target:
@@ -51,11 +51,11 @@ def of_waiting(app: Any, text: str) -> Target | None:
         ids |= ids_of(app, batch)
     long = waiting(app, [name for name in names if name not in ids])
     ids |= {room.name: [each.task_id for each in room.waiting] for room in long}
-    exact = {name for name, some in ids.items() if text in some}
+    exact = {name for name, those in ids.items() if text in those}
     begin = {
         name
-        for name, some in ids.items()
-        if len(text) >= SHORT and any(each.startswith(text) for each in some)
+        for name, those in ids.items()
+        if len(text) >= SHORT and any(each.startswith(text) for each in those)
     }
     name = _only(exact or begin, text)
     return None if name is None else Target(lock_keys(app_locks(app).prefix, name))
@@ -114,9 +114,8 @@ def pick_past(app: Any, text: str) -> str:
 def _only(names: Collection[str], text: str) -> str | None:
     """The only name, if there is one."""
     if len(names) > 1:
-        some = ", ".join(map(one_line, sorted(names)[:3]))
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        raise TargetError(f"{one_line(text)} is not clear: {some}{more}")
+        meant = some([*map(one_line, sorted(names))])
+        raise TargetError(f"{one_line(text)} is not clear: {meant}")
     return next(iter(names), None)
 
 

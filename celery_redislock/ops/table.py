@@ -260,6 +260,12 @@ def count_of(number: int, what: str = "lock") -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
+def some(names: Sequence[str]) -> str:
+    """The first three names, and how many more there are."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
+
+
 def summary(found: Sequence[Found], with_broken: bool = True) -> str:
     """How many locks there are, how many tasks no worker has taken in their turn, how many runs go
     on without their lock, how many locks were broken.

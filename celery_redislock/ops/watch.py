@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any, Final
 
 import click
@@ -120,14 +119,6 @@ class Watch:
         #: The first line of the body that is seen, how many are, and whether the chosen one is.
         self._offset, self._page, self._follows = 0, 1, False
         self.trouble: LockUnavailable | None = None
-        self._keys: dict[str, Callable[[], None]] = {
-            "/": self._begin_typing,
-            "s": self._sort_next,
-            "r": self._turn_round,
-            "c-i": partial(self._choose_next, 1),
-            "s-tab": partial(self._choose_next, -1),
-            "c-m": self._open_chosen,
-        }
 
     def look(self) -> None:
         """Read the locks. If the server does not answer, the picture keeps what was read before;
@@ -244,22 +235,28 @@ class Watch:
             self._open, self._opened, self._offset = "", [], 0
         elif key in ("q", "Q"):
             return False
-        elif not self._open and key in self._keys:
-            self._keys[key]()
-        else:
+        elif self._open or not self._obey(key):
             lines, pages = MOVES.get(key, (0, 0))
             self._offset, self._follows = self._offset + lines + pages * self._page, False
         return True
 
-    def _begin_typing(self) -> None:
-        self._typing = True
-
-    def _sort_next(self) -> None:
-        names = list(ORDERS)
-        self._order = names[(names.index(self._order) + 1) % len(names)]
-
-    def _turn_round(self) -> None:
-        self._reverse = not self._reverse
+    def _obey(self, key: str) -> bool:
+        """Obey a key that is for the table; False for another one."""
+        match key:
+            case "/":
+                self._typing = True
+            case "s":
+                names = list(ORDERS)
+                self._order = names[(names.index(self._order) + 1) % len(names)]
+            case "r":
+                self._reverse = not self._reverse
+            case "c-i" | "s-tab":
+                self._choose_next(1 if key == "c-i" else -1)
+            case "c-m":
+                self._open_chosen()
+            case _:
+                return False
+        return True
 
     def _type(self, key: str) -> None:
         if key in ("c-m", "escape"):

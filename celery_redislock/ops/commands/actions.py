@@ -64,8 +64,7 @@ def break_(
 
     It takes only the locks that it showed. A run that acquires one in the meantime keeps it.
     """
-    filters = (task, node, older)
-    found, nobody = _to_break(app, naming, filters, all_)
+    found, nobody = _to_break(app, naming, (task, node, older), all_)
     if not drop_waiting:
         found = [each for each in found if each.state not in (*AWAITED, "without its lock")]
     held = [each for each in found if each.token is not None]
@@ -77,8 +76,7 @@ def break_(
     tell = None if as_json else _tell_broken
     done = _carry_out(app, held, found if drop_waiting else (), tell)
     if as_json:
-        broken = [each.to_dict() for each in done.broken]
-        print_json({"broken": broken, "dropped": done.dropped, **done.failed()})
+        print_json({"broken": done.broken, "dropped": done.dropped, **done.failed()})
     elif drop_waiting and (done.dropped or done.trouble is None):
         click.echo(f"dropped {done.dropped} that waited")
     elif waiting := sum({each.name: each.waiting for each in done.broken}.values()):
@@ -200,8 +198,7 @@ def drop_waiting(
 
     The holders keep their locks. What waits in a pool slot is not dropped: revoke it.
     """
-    filters = (task, None, 0.0)
-    found, _ = _to_break(app, naming, filters, all_)
+    found, _ = _to_break(app, naming, (task, None, 0.0), all_)
     found = [each for each in found if each.waiting]
     if not found:
         raise problem("no task waits there")
@@ -210,8 +207,7 @@ def drop_waiting(
         _confirm(found, f"Drop the tasks that waited for {where}?")
     done = _carry_out(app, (), found)
     if as_json:
-        shown = [each.to_dict() for each in found]
-        print_json({"dropped": done.dropped, "locks": shown, **done.failed()})
+        print_json({"dropped": done.dropped, "locks": found, **done.failed()})
     elif done.dropped or done.trouble is None:
         click.echo(f"dropped {done.dropped} that waited")
     if done.trouble is not None:

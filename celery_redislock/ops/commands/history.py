@@ -21,7 +21,7 @@ from ..command import (
     with_lock_or_filters,
 )
 from ..table import ALL_OF_RUNS, RUNS, columns_of, count_of, task_of
-from ..terminal import grid, say, show_lines
+from ..terminal import grid, plain, say, show_lines
 
 if TYPE_CHECKING:
     from ...protocol.past import PastRun
@@ -181,15 +181,6 @@ def _hour(at: float) -> str:
 
 def _bars(counts: Sequence[int]) -> str:
     highest = max(counts, default=0) or 1
-    bars = BARS if _prints(BARS) else PLAIN_BARS
+    bars = BARS if plain(BARS) == BARS else PLAIN_BARS
     steps = len(bars) - 1
     return "".join(bars[math.ceil(number * steps / highest)] for number in counts)
-
-
-def _prints(text: str) -> bool:
-    """Whether the terminal can show the text."""
-    try:
-        text.encode(sys.stdout.encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True

@@ -34,12 +34,13 @@ from ..table import (
     suspended,
     tasks_table,
     waiting_table,
+    who,
 )
 from ..terminal import named_values, say, show_lines
 
 if TYPE_CHECKING:
     from ...inspection.locks import Found
-    from ...inspection.rooms import Room, Waiting
+    from ...inspection.rooms import Room
     from ...tasks.target import Target
 
 #: How many waiting tasks are shown.
@@ -102,7 +103,7 @@ def list_(
     shown = (found if as_json else listed)[:limit]
     shown = _with_depths(app, shown) if queues else shown
     if as_json:
-        print_json([each.to_dict() for each in shown])
+        print_json(shown)
         return
     for each in suspensions(app):
         say(suspended(each))
@@ -183,14 +184,16 @@ def show(app: Any, naming: Naming, limit: int, as_json: bool) -> None:
         raise problem(f"no such lock: nobody holds {meant.key} or waits for it")
     (room,) = waiting(app, [meant.keys.name], limit)
     if as_json:
-        queue = [each.to_dict() for each in room.waiting]
         totals = {"room_total": room.total, "untaken": room.untaken}
-        shown = [each.to_dict() for each in found]
-        print_json({"locks": shown, "room": queue, **totals})
+        print_json({"locks": found, "room": room.waiting, **totals})
         return
     for each in found:
         show_lines(described(each))
-    _show_waiting("waiting", room.waiting, room.total)
+    if total := room.total:
+        shown = len(room.waiting)
+        some = f", {shown} shown (--limit shows more)" if shown < total else ""
+        click.echo(f"\nwaiting: {total}{some}")
+        show_lines(waiting_table(room.waiting))
     if room.in_slots:
         click.echo(f"\nwaiting in pool slots: {room.in_slots}")
     if room.untaken:
@@ -245,19 +248,11 @@ def _showed_unknown(app: Any, task: str, as_json: bool) -> bool:
         return False
     say(f"this app does not know the task {task}; the server has:", err=True)
     if as_json:
-        print_json({"task": task, "known": False, "locks": [each.to_dict() for each in found]})
+        print_json({"task": task, "known": False, "locks": found})
         return True
     show_lines(locks_table(in_order(found, "waiting"), colors=True))
     click.echo(summary(found))
     return True
-
-
-def _show_waiting(what: str, shown: Sequence[Waiting], total: int) -> None:
-    if not total:
-        return
-    some = f", {len(shown)} shown (--limit shows more)" if len(shown) < total else ""
-    click.echo(f"\n{what}: {total}{some}")
-    show_lines(waiting_table(shown))
 
 
 @click.command(short_help="Show which lock a call gets, and who holds it.")
@@ -291,13 +286,10 @@ def explain(
         print_json(found)
         return
     arguments = ", ".join(f"{name}={value}" for name, value in found["arguments"].items())
-    standing = ", ".join(map(_slot_in_words, found["standing"])) or "nothing"
-    fields = {**found, "arguments": arguments or "none", "standing": standing}
+    standing = ", ".join(
+        ", task ".join(filter(None, (each.in_words, who(each).task_id)))
+        for each in found["standing"]
+    )
+    fields = {**found, "arguments": arguments or "none", "standing": standing or "nothing"}
     labels = {"standing": "found in Redis"}
     show_lines(named_values((labels.get(name, name), value) for name, value in fields.items()))
-
-
-def _slot_in_words(slot: dict[str, Any]) -> str:
-    task_id = slot["task_id"]
-    state = f"kept for {slot['kept_for']}" if slot["kept_for"] else str(slot["state"])
-    return f"{state}, task {task_id}" if task_id else state

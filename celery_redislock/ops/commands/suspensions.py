@@ -88,14 +88,14 @@ def resume(app: Any, naming: Naming, as_json: bool) -> None:
         others = ", ".join(each.target for each in operations.list_suspensions(app))
         raise problem(f"it is not suspended; what is: {others or 'nothing'}")
     if as_json:
-        print_json(ended.to_dict())
+        print_json(ended)
     else:
         say(f"resumed: {ended}")
 
 
 def _show(found: list[Suspension], as_json: bool) -> None:
     if as_json:
-        print_json([each.to_dict() for each in found])
+        print_json(found)
         return
     for each in found:
         say(suspended(each))

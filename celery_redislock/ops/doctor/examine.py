@@ -44,8 +44,6 @@ OF_SETTINGS: Final[dict[str, Check]] = {
     "limits": tasks.check_limits,
     "cache": keys.check_caches,
 }
-#: What of these a project may leave open until it is deployed. `doctor` always looks.
-FOR_PRODUCTION: Final[dict[str, Check]] = {"max hold": tasks.check_endless}
 
 
 def examine(app: Any, with_workers: bool = False) -> list[tuple[str, Finding]]:
@@ -71,15 +69,12 @@ def _of_server(checkup: Checkup, with_workers: bool) -> list[tuple[str, Finding]
     return _run({**OF_SERVER, "workers": of_runs}, checkup)
 
 
-def examine_settings(app: Any) -> list[tuple[str, Finding]]:
-    """Run the checks that ask no server, but those of `examine_for_production`."""
-    now = {"tasks": tasks.check_tasks, **OF_SETTINGS, "max hold": tasks.check_outlived}
-    return _run(now, Checkup(app))
-
-
-def examine_for_production(app: Any) -> list[tuple[str, Finding]]:
-    """Run the checks that ask no server, and that a project may leave open until it is deployed."""
-    return _run(FOR_PRODUCTION, Checkup(app))
+def examine_settings(app: Any, for_production: bool = False) -> list[tuple[str, Finding]]:
+    """Run the checks that ask no server: what a project may leave open until it is deployed, or
+    else the others.
+    """
+    checks = {"tasks": tasks.check_tasks, **OF_SETTINGS, "max hold": tasks.check_outlived}
+    return _run({"max hold": tasks.check_endless} if for_production else checks, Checkup(app))
 
 
 def _of_each(checkup: Checkup) -> list[tuple[str, Finding]]:

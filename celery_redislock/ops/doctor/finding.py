@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Final
 
 OK: Final = "ok"
@@ -21,9 +20,3 @@ class Finding:
 
 #: The finding of a check that needs INFO, which this user may not read.
 UNTOLD: Final = Finding(UNKNOWN, "cannot tell: INFO is denied", "allow +info")
-
-
-def some(names: Sequence[str]) -> str:
-    """The first three names, and how many more there are."""
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more

@@ -11,9 +11,9 @@ from ...inspection.queues import in_queues
 from ...protocol.holders import one_line
 from ...protocol.keys import broker_of_sweep, sweep_pattern
 from ...servers.looking import sample, scan
-from ..table import count_of
+from ..table import count_of, some
 from .checkup import Checkup
-from .finding import ERROR, OK, WARNING, Finding, some
+from .finding import ERROR, OK, WARNING, Finding
 
 
 def check_prefix(checkup: Checkup) -> Iterator[Finding]:
@@ -39,7 +39,9 @@ def check_prefix(checkup: Checkup) -> Iterator[Finding]:
             WARNING, f"locks of tasks that this app does not know: {some(strange)}",
             "give each project that shares the server its own redislock_prefix",
         )  # fmt: skip
-    others = _other_brokers(checkup)
+    sweeps = scan(checkup.server, sweep_pattern(checkup.locks.prefix))
+    brokers = {broker_of_sweep(key) for page in sweeps for key in page}
+    others = len(brokers - {broker_of(checkup.app)})  # of workers that run, with our prefix
     if others:
         yield Finding(
             WARNING,
@@ -49,13 +51,6 @@ def check_prefix(checkup: Checkup) -> Iterator[Finding]:
         )  # fmt: skip
     if not (foreign or unknown or others):
         yield Finding(OK, f"{checkup.locks.prefix!r}, {count_of(len(locks))}")
-
-
-def _other_brokers(checkup: Checkup) -> int:
-    """How many other brokers the running workers with our prefix have."""
-    pattern = sweep_pattern(checkup.locks.prefix)
-    pages = scan(checkup.server, pattern)
-    return len({broker_of_sweep(key) for page in pages for key in page} - {broker_of(checkup.app)})
 
 
 def check_neighbours(checkup: Checkup) -> Iterator[Finding]:

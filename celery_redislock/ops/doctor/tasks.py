@@ -7,7 +7,6 @@ from typing import Any
 
 from celery import Task
 
-from ...app.brokers import Redelivery
 from ...app.documents import page
 from ...app.unknown import refuse_options_of_call
 from ...errors import ConfigError
@@ -16,9 +15,9 @@ from ...tasks.decide import longest_countdown
 from ...tasks.forgotten import WHY, forgotten
 from ...tasks.protect import errors_of, protect_tasks
 from ...tasks.task import SingletonTask
-from ..table import count_of
+from ..table import count_of, some
 from .checkup import Checkup
-from .finding import ERROR, OK, WARNING, Finding, some
+from .finding import ERROR, OK, WARNING, Finding
 
 
 def check_tasks(checkup: Checkup) -> Iterator[Finding]:
@@ -112,34 +111,30 @@ def check_hold(checkup: Checkup) -> Iterator[Finding]:
 def check_outlived(checkup: Checkup) -> Iterator[Finding]:
     """Whether a body may outlive its lock."""
     for task in checkup.tasks:
-        yield from _outlives(task, checkup.app)
+        most, limit = task.lock_options.lock_max_hold, _time_limit(task, checkup.app)
+        if most is not None and (not limit or limit > most):
+            what = f"a time limit of {limit:g} s" if limit else "no time limit"
+            yield Finding(
+                WARNING,
+                f"{task.name}: lock_max_hold={most:g} and {what}: a body may outlive its lock",
+                f"set time_limit={most:g} or less",
+            )
 
 
 def check_endless(checkup: Checkup) -> Iterator[Finding]:
     """Whether a body that hangs holds its lock for ever."""
-    endless = [task.name for task in checkup.tasks if _is_endless(task, checkup.app)]
+    endless = [
+        task.name
+        for task in checkup.tasks
+        if (options := task.lock_options).lock_scope != "queued"
+        and options.lock_max_hold is None
+        and not _time_limit(task, checkup.app)
+    ]
     if endless:
         yield Finding(
             WARNING, f"a body that hangs holds its lock for ever: {some(endless)}",
             "set time_limit or lock_max_hold",
         )  # fmt: skip
-
-
-def _outlives(task: SingletonTask, app: Any) -> Iterator[Finding]:
-    most, limit = task.lock_options.lock_max_hold, _time_limit(task, app)
-    if most is not None and (not limit or limit > most):
-        what = f"a time limit of {limit:g} s" if limit else "no time limit"
-        yield Finding(
-            WARNING,
-            f"{task.name}: lock_max_hold={most:g} and {what}: a body may outlive its lock",
-            f"set time_limit={most:g} or less",
-        )
-
-
-def _is_endless(task: SingletonTask, app: Any) -> bool:
-    options = task.lock_options
-    is_held = options.lock_scope != "queued"
-    return is_held and options.lock_max_hold is None and not _time_limit(task, app)
 
 
 def _time_limit(task: SingletonTask, app: Any) -> float | None:
@@ -149,8 +144,12 @@ def _time_limit(task: SingletonTask, app: Any) -> float | None:
 
 def check_visibility(checkup: Checkup) -> Iterator[Finding]:
     """Whether the broker may redeliver messages before they are acknowledged or due."""
-    redelivery = checkup.locks.redelivery
-    findings = [each for task in checkup.tasks for each in _too_long(task, checkup.app, redelivery)]
+    redelivery, findings = checkup.locks.redelivery, list[Finding]()
+    for task in checkup.tasks:
+        if redelivery.closes_after is not None:
+            findings += _closes_channel(task, checkup.app, redelivery.closes_after)
+        if redelivery.after is not None:
+            findings += _outlasts(task, checkup.app, redelivery.after, redelivery.option)
     text = "the broker does not deliver messages again after a time"
     if redelivery.after is not None:
         text = (
@@ -158,13 +157,6 @@ def check_visibility(checkup: Checkup) -> Iterator[Finding]:
             " eta below that"
         )
     yield from findings or [Finding(OK, text)]
-
-
-def _too_long(task: SingletonTask, app: Any, redelivery: Redelivery) -> Iterator[Finding]:
-    if redelivery.closes_after is not None:
-        yield from _closes_channel(task, app, redelivery.closes_after)
-    if redelivery.after is not None:
-        yield from _outlasts(task, app, redelivery.after, redelivery.option)
 
 
 def _closes_channel(task: SingletonTask, app: Any, most: float) -> Iterator[Finding]:
