@@ -56,11 +56,10 @@ def instrument(
         registry: the prometheus-client registry for the metrics.
     """
     app = real_app(app)
-    measures = _measures.setdefault(app, weakref.WeakKeyDictionary())
-    if registry not in measures:
-        if registry not in _recorders:
-            _recorders[registry] = _Recorder(registry)
-        measures[registry] = _recorders[registry]
+    measured = _measured.setdefault(app, weakref.WeakSet())
+    if registry not in measured:
+        _recorders[registry] = _recorders.get(registry) or _Recorder(registry)
+        measured.add(registry)
         measure(app, _recorders[registry])
     if port is not None:
         _ports.setdefault(app, (port, addr, registry))
@@ -140,19 +139,17 @@ def _make(metric: Metric, registry: Any) -> Any:
     return Counter(name, metric.text, **common)
 
 
-#: By the registry, and by the app and the registry. By themselves: the id of one that is gone may
-#: be that of the next.
+#: By the registry, and the registries by the app. By themselves: the id of one that is gone may be
+#: that of the next.
 _recorders: Final[weakref.WeakKeyDictionary[Any, _Recorder]] = weakref.WeakKeyDictionary()
-_measures: Final[weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, _Recorder]]] = (
-    weakref.WeakKeyDictionary()
-)
+_measured: Final[weakref.WeakKeyDictionary[Any, weakref.WeakSet[Any]]] = weakref.WeakKeyDictionary()
 _ports: Final[weakref.WeakKeyDictionary[Any, Any]] = weakref.WeakKeyDictionary()
 
 
 def _serve(sender: Any, **kwargs: Any) -> None:
     """Serve the metrics, in a worker's main process when it is ready."""
     app: Any = sender.app
-    if app not in _measures:
+    if app not in _measured:
         return
     if isinstance(getattr(sender, "pool", None), PreforkPool) and not os.environ.get(DIRECTORY):
         logger.warning(
@@ -161,8 +158,8 @@ def _serve(sender: Any, **kwargs: Any) -> None:
         )  # fmt: skip
     for task in app.tasks.values():
         if isinstance(task, SingletonTask):
-            for recorder in list(_measures[app].values()):
-                recorder.declare(task)
+            for each in list(_measured[app]):
+                _recorders[each].declare(task)
     if app not in _ports:
         return
     port, addr, own = _ports[app]

@@ -59,18 +59,11 @@ class Login:
         self._login_url = login_url
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._page(scope, receive, send)
-            return
-        refused = await self._refusal(scope)
-        if refused is not None:
-            await refused(scope, receive, send)
-            return
-        await self._page(scope, receive, send)
-
-    async def _refusal(self, scope: Scope) -> ASGIApp | None:
-        async with ThreadSensitiveContext():  # a thread for the request, as in Django's handler
-            return await sync_to_async(self._look, thread_sensitive=True)(scope)
+        refused = None
+        if scope["type"] == "http":
+            async with ThreadSensitiveContext():  # a thread for the request, as Django has it
+                refused = await sync_to_async(self._look, thread_sensitive=True)(scope)
+        await (refused or self._page)(scope, receive, send)
 
     def _look(self, scope: Scope) -> ASGIApp | None:
         close_old_connections()

@@ -100,7 +100,7 @@ class AsyncNode(OnConnections):
                     raise
                 failure = node.failed(key, exc)
                 if ends_connection(exc):
-                    self._close_idle()  # whatever ended this one may have ended them
+                    _close_all(self._idle)  # whatever ended this one may have ended them
                 if is_new or not may_repeat(exc, begin):
                     raise failure from exc
                 wire = None
@@ -148,14 +148,11 @@ class AsyncNode(OnConnections):
             self._watch.is_broken = True  # the server has ended it, and may have restarted
         wire.close()
 
-    def _close_idle(self) -> None:
-        _close_all(self._idle)
-
     def close(self) -> None:
         self._is_closed = True
         if self._sweep is not None:
             self._sweep.cancel()
-        self._close_idle()
+        _close_all(self._idle)
 
 
 def _close_all(wires: list[Wire]) -> None:

@@ -77,9 +77,9 @@ def pools_with_options_of(client: Any) -> Callable[..., PoolFactory]:
     """
     pool: Any = getattr(client, "connection_pool", client)
     kind = _blocking(pool.connection_class)
-    known = {name for each in kind.__mro__ for name in inspect.signature(each.__init__).parameters}
     # Without what belongs to the client, and what only valkey-py knows.
-    known -= {"connection_pool", "parser_class", "decode_responses", "event_dispatcher"}
+    unfit = {"connection_pool", "parser_class", "decode_responses", "event_dispatcher"}
+    known = options_of(kind) - unfit
     kwargs = {
         name: value
         for name, value in pool.connection_kwargs.items()
@@ -99,6 +99,11 @@ def pools_with_options_of(client: Any) -> Callable[..., PoolFactory]:
         return make
 
     return pools
+
+
+def options_of(kind: Any) -> set[str]:
+    """What the constructor of a class of connections takes."""
+    return {name for each in kind.__mro__ for name in inspect.signature(each.__init__).parameters}
 
 
 def _blocking(kind: Any) -> Any:

@@ -24,7 +24,7 @@ from ..protocol.exchange import Call, Query
 from .connections import PoolFactory
 from .node import Node
 from .server import Commands, Server
-from .talk import Begin, transient
+from .talk import transient
 from .threads import give_back
 
 T = TypeVar("T")
@@ -131,9 +131,6 @@ class Quorum(Server):
         there = self._most("", lambda node: node.replies([("TIME",)]) and node)
         return {name: node for name, node in self.primaries().items() if node in there}
 
-    def exchange(self, key: str, ttl: float, purpose: str, begin: Begin[T], *args: Any) -> T:
-        return self._first(lambda node: node.exchange(key, ttl, purpose, begin, *args))
-
     def close(self) -> None:
         for node in self._nodes:
             node.close()
@@ -175,17 +172,6 @@ class Quorum(Server):
             if node not in heard:
                 give_back(node, *gives_back, patient=len(gives_back) == 1)
         return [*heard.values()], failures
-
-    def _first(self, ask: Callable[[Node], T]) -> T:
-        """The answer of the first server that gives one."""
-        failure: LockUnavailable | None = None
-        for node in sorted(self._nodes, key=lambda each: each.watch.is_broken):
-            try:
-                return ask(node)
-            except LockUnavailable as exc:
-                failure = exc
-        assert failure is not None
-        raise failure
 
     # -- what most of them say ------------------------------------------------------------
 

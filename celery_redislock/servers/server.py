@@ -26,11 +26,6 @@ MAX_TRYING: Final = 2.0
 LOOKING_TTL: Final = 12.0
 
 
-def latest_start(ttl: float) -> float:
-    """Seconds after the first try by which the last one must begin, to end within ttl / 3."""
-    return min(ttl / 3 - operation_timeout(ttl), MAX_TRYING)
-
-
 class Server(ABC):
     """A lock server: `Node` is one Redis server, `Cluster` the nodes of a Redis Cluster, `Quorum`
     independent servers.
@@ -141,12 +136,13 @@ class Server(ABC):
         (reply,) = self.replies([("EXISTS", keys[0], keys[-1])], errors=True)
         return [list(keys)] if isinstance(reply, int) else [[key] for key in keys]
 
-    @abstractmethod
     def exchange(self, key: str, ttl: float, purpose: str, begin: Begin[T], *args: Any) -> T:
         """Have one exchange about this key, or "", on a connection of its own: `begin`, see `talk`,
         is given the `ServerWatch` and these arguments. If it is interrupted, the connection is
-        closed: an unread reply must never be taken for the reply to the next command.
+        closed: an unread reply must never be taken for the reply to the next command. A quorum has
+        none.
         """
+        raise NotImplementedError
 
     @abstractmethod
     def close(self) -> None:
@@ -200,7 +196,9 @@ class Tries:
             self._began, self._pause = clock() + failure.seconds, 0.02
             return failure.seconds
         pause, self._pause = self._pause, min(self._pause * 2, 0.5)
-        is_late = clock() >= self._began + latest_start(self._ttl) - pause
+        # The last try must begin in time to end within ttl / 3.
+        latest = min(self._ttl / 3 - operation_timeout(self._ttl), MAX_TRYING)
+        is_late = clock() >= self._began + latest - pause
         if self._once or is_late or not self._server.may_answer_later(failure):
             raise failure
         return pause

@@ -187,11 +187,11 @@ def _send(server: Server, part: list[_Return]) -> LockUnavailable | None:
                 part.append(each)
             else:
                 each.unheard(failure)
-        if not part or threads.is_ending:
-            for each in part:
-                each.unheard(failed[-1][1])
+        if not part:
             break
         try:
+            if threads.is_ending:
+                raise failed[-1][1]
             tries = tries or Tries(server, part[0].call.keys[0], ttl, False, 0.0, began)
             time.sleep(tries.pause_after(failed[-1][1]))
         except LockUnavailable:

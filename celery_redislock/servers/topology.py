@@ -33,15 +33,11 @@ class Topology:
         self._min_replicas = min_replicas
         self._source = source
         self._nodes: dict[Host, Node] = {}
-        self._map: SlotMap | None = None
+        #: Which node has which slot, as the cluster last told us; None before that.
+        self.known: SlotMap | None = None
         self._looked_at = -LOOK_EVERY
         #: Whose turn it is to look at the slots.
         self._turn = Turn()
-
-    @property
-    def known(self) -> SlotMap | None:
-        """Which node has which slot, as the cluster last told us; None before that."""
-        return self._map
 
     @property
     def first(self) -> Node:
@@ -50,7 +46,7 @@ class Topology:
 
     def slots(self, ttl: float, key: str) -> SlotMap:
         """Which node has which slot. Asks if we do not know."""
-        return self._map or self.look(ttl, key)
+        return self.known or self.look(ttl, key)
 
     def node(self, host: Host) -> Node:
         node = self._nodes.get(host)
@@ -76,7 +72,7 @@ class Topology:
         that was made by these `slots`; if `said_so` because the slot is elsewhere, otherwise the
         node may be down.
         """
-        if self._map is slots and (said_so or clock() > self._looked_at + LOOK_EVERY):
+        if self.known is slots and (said_so or clock() > self._looked_at + LOOK_EVERY):
             # If it fails, the request's own failure is what we report.
             with contextlib.suppress(LockUnavailable):
                 self.look(ttl, "", host, said_so)
@@ -90,16 +86,16 @@ class Topology:
         mine = object()
         try:
             if not self._turn.take(mine, LONGEST_LOOK):
-                if self._map is not None:
-                    return self._map
+                if self.known is not None:
+                    return self.known
                 why = "another thread is asking which nodes there are"
                 failure = RedisConnectionError(why)
                 raise unavailable(key, failure) from failure
             self._looked_at = clock()
             found = self._newest(ttl, key, self._to_ask(asked, said_so))
-            if self._map is not None:
-                self._hold_off(self._map, found)
-            self._map = found
+            if self.known is not None:
+                self._hold_off(self.known, found)
+            self.known = found
             for host in {*self._nodes} - {*found.primaries, *found.replicas}:
                 self._nodes[host].close()
                 if host not in self._source.first:
@@ -109,7 +105,7 @@ class Topology:
             self._turn.give_back(mine)
 
     def _to_ask(self, asked: Host | None, said_so: bool) -> list[Host]:
-        known = self._map
+        known = self.known
         hosts = {*self._source.first, *((*known.primaries, *known.replicas) if known else ())}
         shuffled = random.sample(sorted(hosts - {asked}), len(hosts - {asked}))
         if asked is None:
@@ -130,7 +126,7 @@ class Topology:
                 continue
             if newest is None or found.epoch > newest.epoch:
                 newest = found
-            if self._map is None or newest.epoch >= self._map.epoch:
+            if self.known is None or newest.epoch >= self.known.epoch:
                 break
         if newest is not None:
             return newest

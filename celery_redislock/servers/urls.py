@@ -119,7 +119,9 @@ def source_from_url(url: str, options: Mapping[str, Any] | None = None) -> Sourc
     _require_ports(url)
     if url.startswith("valkey"):
         url = f"redis{url.removeprefix('valkey')}"
-    kwargs = _translated({k: v for k, v in options.items() if k in CONNECTION_OPTIONS})
+    kwargs = {k: v for k, v in options.items() if k in CONNECTION_OPTIONS}
+    if "ssl_cert_reqs" in kwargs:
+        kwargs["ssl_cert_reqs"] = _CERT_REQS.get(kwargs["ssl_cert_reqs"], kwargs["ssl_cert_reqs"])
     try:
         if _scheme(url) in _CLUSTER:
             source: Source = _cluster_nodes(url, options, kwargs)
@@ -228,13 +230,6 @@ def _refuse_unknown(query: str) -> None:
                 f"redislock_url: unknown option {name!r} in the query."
                 f" Accepted: {', '.join(sorted(known))}"
             )
-
-
-def _translated(kwargs: dict[str, Any]) -> dict[str, Any]:
-    if "ssl_cert_reqs" in kwargs:
-        value = kwargs["ssl_cert_reqs"]
-        kwargs["ssl_cert_reqs"] = _CERT_REQS.get(value, value)
-    return kwargs
 
 
 class _Several(NamedTuple):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import math
 import os
 import select
@@ -21,7 +20,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.sentinel import SentinelConnectionPool
 
 from ..protocol.clock import clock
-from .connections import KINDS, PoolFactory, unused
+from .connections import KINDS, PoolFactory, options_of, unused
 from .restarts import ServerWatch
 from .talk import Talk
 from .threads import in_thread
@@ -60,7 +59,7 @@ class Wires:
     @property
     def can_be_made(self) -> bool:
         """Whether asyncio has such connections, with all of their options."""
-        return self._kind is not None and not {*self._kwargs} - _options_of(self._kind)
+        return self._kind is not None and not {*self._kwargs} - options_of(self._kind)
 
     async def make(self, timeout: float) -> Wire:
         """A new connection, made within so many seconds."""
@@ -261,9 +260,3 @@ def _arguments(connection: Any, address: str) -> dict[str, Any]:
     if arguments.get("ssl"):
         arguments["server_hostname"] = connection.host
     return arguments
-
-
-def _options_of(kind: Any) -> set[str]:
-    """What the constructor of a class of connections takes."""
-    constructors = (each.__init__ for each in kind.__mro__)
-    return {name for each in constructors for name in inspect.signature(each).parameters}

@@ -83,7 +83,7 @@ class MemoryServer(Node):
     """A Redis server in the memory of this process."""
 
     def __init__(self) -> None:
-        self._memory = FakeServer()
+        self.memory = FakeServer()
         self._pid = os.getpid()
         #: Who waits for each list, the first in front.
         self._lines: dict[str, list[object]] = {}
@@ -94,7 +94,7 @@ class MemoryServer(Node):
         super().__init__(lambda timeout, on_connect: pools(timeout, self._on_connect))
 
     def new_client(self, decode_responses: bool = True) -> redis.Redis:
-        client: redis.Redis = FakeRedis(server=self._memory, decode_responses=decode_responses)
+        client: redis.Redis = FakeRedis(server=self.memory, decode_responses=decode_responses)
         return client
 
     def _on_connect(self, connection: Any) -> None:
@@ -130,15 +130,6 @@ class MemoryServer(Node):
     def may_answer_later(self, failure: LockUnavailable) -> bool:
         return False  # another try would not make this server reachable
 
-    @contextlib.contextmanager
-    def unreachable(self) -> Iterator[None]:
-        """A context in which the server does not answer."""
-        self._memory.connected = False
-        try:
-            yield
-        finally:
-            self._memory.connected = True
-
 
 class MemoryLocks:
     """The locks in memory: the value of the fixture `redislock_memory`.
@@ -170,8 +161,11 @@ class MemoryLocks:
     @contextlib.contextmanager
     def unreachable(self) -> Iterator[None]:
         """A context in which the locks cannot be reached, as if Redis were down."""
-        with self._server.unreachable():
+        self._server.memory.connected = False
+        try:
             yield
+        finally:
+            self._server.memory.connected = True
 
     def advance(self, seconds: float | timedelta) -> None:
         """Let time pass at once: for locks that expire, cool-downs, `max_wait` and `expires`.

@@ -114,7 +114,7 @@ class Travel:
     """Moves the clocks ahead, until `end`."""
 
     def __init__(self, server: Server, client: Any) -> None:
-        self._client = _clients[server] = client
+        _clients[server] = client
         self._travelled = 0.0
 
     def advance(self, seconds: float) -> None:

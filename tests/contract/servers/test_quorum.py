@@ -503,14 +503,14 @@ class Majority(RuleBasedStateMachine):
     def leaves(self, which: int) -> None:
         if not self.is_in_step:
             return
-        self.servers[which]._memory.connected = False
+        self.servers[which].memory.connected = False
         self.away = which
 
     @precondition(lambda self: self.away is not None)
     @rule(is_empty=sampled_from([True, False]))
     def comes_back(self, is_empty: bool) -> None:
         assert self.away is not None
-        self.servers[self.away]._memory.connected = True
+        self.servers[self.away].memory.connected = True
         client, key = self.servers[self.away].client, self.claims[0].keys.lock
         if is_empty:
             client.flushall()
