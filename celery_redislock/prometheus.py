@@ -106,9 +106,7 @@ class _Recorder:
         self._made = {metric: _make(metric, registry) for metric in (*METRICS, WARN_AFTER)}
 
     def declare(self, task: SingletonTask) -> None:
-        """Record what never changes. Start at zero the series that alerts watch: Prometheus sees no
-        increase in the first sample of a series.
-        """
+        """Record what never changes, and zeros: a series' first sample is no increase."""
         self._made[LOST].labels(task=task.name)
         for how in ("retaken", "freed"):
             self._made[RECOVERED].labels(task=task.name, how=how)

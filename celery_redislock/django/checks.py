@@ -1,6 +1,4 @@
-"""What `manage.py check` says of the locks: wrong settings and options, and what `doctor` finds
-without asking a server.
-"""
+"""What `manage.py check` says of the locks, without asking a server."""
 
 from __future__ import annotations
 
@@ -106,9 +104,7 @@ def _not_loaded(exc: BaseException) -> checks.CheckMessage:
 
 
 def _is_of_database(exc: BaseException | None) -> bool:
-    """Whether it comes from a database that has no tables or rows yet, or that is away. Another
-    error may have taken its place.
-    """
+    """Whether it, or an error behind it, comes from a database that is away or has no tables."""
     while exc is not None:
         if isinstance(exc, DatabaseError | InterfaceError | ObjectDoesNotExist):
             return True

@@ -27,16 +27,12 @@ def project_app() -> Any:
 
 
 def is_celery_command() -> bool:
-    """Whether this process is one of `celery`'s, which loads the tasks itself. A worker runs
-    Django's checks before that, and looks at no finding.
-    """
+    """Whether this process is one of `celery`'s, which loads the tasks itself."""
     return "celery.bin.celery" in sys.modules
 
 
 def load_tasks(app: Any) -> None:
-    """Import the tasks' modules as `celery worker` does, and complete the app. Tasks with wrong
-    options keep their errors. Raises what a module raises when it is imported.
-    """
+    """Import the tasks' modules as a worker does; tasks with wrong options keep their errors."""
     with errors_kept(), _without_checks():
         app.loader.import_default_modules()
         app.finalize()

@@ -46,11 +46,7 @@ class Figures:
 
 
 def figures(app: Any) -> dict[str, Figures]:
-    """The figures of all tasks that have something in the server, by the task's name.
-
-    A waiting room counts for the task of its first entry: reading all of a long one would take the
-    server too long.
-    """
+    """The figures of all tasks in the server, by name; a room counts for its first entry's task."""
     locks, by_task = app_locks(app), defaultdict[str, Figures](Figures)
     for each in walk(locks.server, locks.prefix):
         if isinstance(each, Room):
@@ -63,9 +59,7 @@ def figures(app: Any) -> dict[str, Figures]:
 
 
 def by_task(found: Iterable[Found], rooms: Mapping[str, Room]) -> dict[str, Figures]:
-    """The figures of these locks by task, in the order of each task's first lock. What waits in
-    their rooms, which are given by the locks' names, counts as in `figures`.
-    """
+    """The figures of these locks, and of what waits for them, by task, in the locks' order."""
     by_task: defaultdict[str, Figures] = defaultdict(Figures)
     left = dict(rooms)  # a lock with several slots has one room
     for each in found:

@@ -1,6 +1,4 @@
-"""The last runs of the locks, and the duplicates that were skipped or refused. Most of this is
-written by the scripts that take and release locks.
-"""
+"""The last runs of the locks, and the duplicates that were skipped or refused."""
 
 from __future__ import annotations
 
@@ -76,9 +74,7 @@ def last_runs(app: Any, most: int) -> dict[str, list[PastRun]]:
 
 
 def turned_away(app: Any, *, task: str | None = None) -> dict[str, dict[int, int]]:
-    """How many duplicates were skipped or refused in each of the last 48 hours, by task and by the
-    hour's beginning as a Unix time, without empty hours. `task` as for `history`.
-    """
+    """The duplicates of the last 48 hours that did not run, by task and the hour's Unix time."""
     locks, first = app_locks(app), time.time() - HOURS * 3600
     return {
         cut(each): kept
@@ -92,9 +88,7 @@ def turned_away(app: Any, *, task: str | None = None) -> dict[str, dict[int, int
 
 
 def lists_in(server: Server, prefix: str, name: str | None = None) -> list[tuple[str, str]]:
-    """The lists of runs: the key of each one's bucket's history, and its task; "" for `RedisLock`.
-    Only in the bucket of the lock with this name, if one is given.
-    """
+    """The lists of runs, of this lock's bucket or all: the history's key, and the task or ""."""
     buckets = in_all_buckets(prefix, "history")
     if name is not None:
         buckets = [lock_keys(prefix, name).history]
@@ -149,9 +143,7 @@ def by_the_hour(server: Server, prefix: str) -> dict[str, dict[int, int]]:
 
 
 def running(server: Server, prefix: str, runs: Sequence[PastRun]) -> dict[int, int]:
-    """The runs among these that still have their locks, by their fences: how many duplicates were
-    skipped or refused because of each so far. Until a run ends, only the lock's value has this.
-    """
+    """By fence, how many duplicates these runs turned away so far that still have their lock."""
     slots = {slot: run.name for run in runs for slot in _slots(prefix, run.lock_id)}
     held = read_slots(server, slots.items())
     alive = {each.token: each.turned_away for each in held if each.state in RUNNING}

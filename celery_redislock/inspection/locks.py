@@ -1,6 +1,4 @@
-"""The locks that are held, kept, waited for or lately broken, and the runs that go on without the
-lock that they lost.
-"""
+"""The locks, and the runs that go on without the lock that they lost."""
 
 from __future__ import annotations
 
@@ -241,9 +239,7 @@ def matches(name: str, glob: str) -> bool:
 
 
 def lock(app: Any, name: str) -> list[Found]:
-    """The rows of the lock with this name, as `snapshot` has them. Empty if nobody holds or waits
-    for the lock, and nobody has broken it lately or goes on without it.
-    """
+    """The rows of this lock, as `snapshot` has them; empty if nobody holds, awaits or broke it."""
     locks = app_locks(app)
     server, keys = locks.server, lock_keys(locks.prefix, name, MAX_LIMIT)
     held = [*_held(server, [keys])]
@@ -270,9 +266,7 @@ def read_slots(server: Server, slots: Iterable[Named]) -> Iterator[Found]:
 
 
 def read_locks(server: Server, locks: Sequence[LockKeys], task: str) -> list[list[Found]]:
-    """For each of these locks of a task: who has its slots; or, if nobody has one, whether it is
-    suspended.
-    """
+    """Who has each of these locks of a task; or, if nobody, whether it is suspended."""
     lists = dict.fromkeys(of.suspended for of in locks)
     asked = [(key, of.name) for of in locks for key in (of.lock, *of.slots)]
     there: dict[str, Found] = {}

@@ -1,6 +1,4 @@
-"""The broker's queues with messages that hold a lock already, or whose turn it is in a waiting
-room: how long they are, and which nobody reads.
-"""
+"""The broker's queues with messages that have a lock or their turn, and who reads them."""
 
 from __future__ import annotations
 
@@ -54,9 +52,7 @@ def in_queues(app: Any, found: Sequence[Found], now: float) -> list[InQueue]:
 
 
 def with_depths(app: Any, found: Iterable[Found]) -> list[Found]:
-    """The same locks; with those that messages have, the queue and how many messages are in it.
-    Raises whatever the broker's driver raises.
-    """
+    """The same locks; with those that messages have, their queue and its length."""
     found = list(found)
     route = functools.cache(functools.partial(_route, app))
     queues = {each.key: each.queue or route(each.task) for each in found if each.state == "queued"}

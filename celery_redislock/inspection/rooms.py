@@ -39,9 +39,7 @@ AT_ONCE: Final = 200
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Waiting:
-    """A task that waits in a room. Label, arguments and queue are None without an app that can read
-    them.
-    """
+    """A task that waits in a room; label, arguments and queue only if an app could read them."""
 
     task: str | None  # None if the entry cannot be read
     task_id: str
@@ -103,17 +101,13 @@ class Room(NamedTuple):
 
 
 def waiting(app: Any, names: Iterable[str], most: int = NAMED) -> list[Room]:
-    """For each of these locks, the tasks that wait for it, `most` of each; with 0 it is not known
-    what they wait for.
-    """
+    """For each of these locks the first tasks that wait; with 0 it is not known what for."""
     locks = app_locks(app)
     return [*rooms_of(locks.server, locks.prefix, names, app, most)]
 
 
 def ids_of(app: Any, names: Sequence[str]) -> dict[str, frozenset[str]]:
-    """For each of these locks, the ids of all tasks in its waiting room. A room with more than
-    `NAMED` is left out.
-    """
+    """The ids of all tasks in each lock's waiting room, but for rooms with more than `NAMED`."""
     locks = app_locks(app)
     rooms = [lock_keys(locks.prefix, name) for name in names]
     _, replies = read(locks.server, [("LRANGE", keys.room, 0, NAMED) for keys in rooms])
@@ -143,9 +137,7 @@ def rooms_of(
 def _fronts(
     server: Server, rooms: Sequence[LockKeys], most: int
 ) -> tuple[float, list[int], list[int], list[list[bytes]]]:
-    """The server's time; and for each room how many tasks are in it and in pool slots, and its
-    first members.
-    """
+    """The server's time; and for each room its tasks, those in pool slots, its first members."""
     commands = [
         command
         for keys in rooms

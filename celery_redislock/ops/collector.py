@@ -96,9 +96,7 @@ class Collector(registry.Collector):
 
 
 class _Surveys:
-    """Makes surveys on demand, one at a time and not too often, in another thread: a survey that
-    takes longer than a scrape may wait is ready for the next scrape.
-    """
+    """Makes surveys on demand, in a thread: one that takes long is ready for the next scrape."""
 
     def __init__(self, app: Any, every: float) -> None:
         self._app, self._every = app, every

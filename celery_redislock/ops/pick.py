@@ -32,9 +32,7 @@ def pick(app: Any, meant: Target) -> Target:
 
 
 def ask_for_quotes(app: Any, text: str) -> None:
-    """These words name no task; if they are what `list` shows of a lock, the error says how to
-    write them.
-    """
+    """Raise if these words, which name no task, are what `list` shows of a lock."""
     if _shown_as([*snapshot(app), *history(app, running=True)], text):
         raise TargetError(
             f"that is a lock, not a task: write it in quotes, {quote(one_line(text))}"
@@ -42,9 +40,7 @@ def ask_for_quotes(app: Any, text: str) -> None:
 
 
 def of_waiting(app: Any, text: str) -> Target | None:
-    """The lock for which the task waits whose id this is, or begins so; None if there is none. Of
-    each room it looks at as many tasks as `show` shows.
-    """
+    """The lock for which the task waits whose id is, or begins with, this; or None."""
     names = sorted({each.name for each in snapshot(app) if each.waiting})
     ids: dict[str, Iterable[str]] = {}
     for batch in in_batches(names, AT_ONCE):
@@ -68,9 +64,7 @@ def meant_by(app: Any, meant: Target) -> list[Found]:
 
 
 def of_task(app: Any, task: str) -> list[Found]:
-    """The locks of this task, which the app need not know: those that its runs hold, and those that
-    it waits for.
-    """
+    """The locks that runs of this task, which the app need not know, hold or wait for."""
     found = snapshot(app)
     awaited = {each.name: None for each in found if each.waiting}
     rooms = {room.name for room in waiting(app, awaited, 1) if room.total and room.task == task}
@@ -78,18 +72,14 @@ def of_task(app: Any, task: str) -> list[Found]:
 
 
 def require_task(app: Any, task: str | None, found: Collection[Any]) -> None:
-    """Nothing was found for a task, or a glob: if the app has no such task, the error names similar
-    ones.
-    """
+    """Raise, with similar names, if nothing was found and the app has no such task."""
     if found or task is None or any(matches(name, task) for name in (*app.tasks, OUTSIDE)):
         return
     raise TargetError(f"no such task: {one_line(task)}{nearly(task, _names(app))}")
 
 
 def nothing_called(app: Any, text: str) -> TargetError:
-    """The error for a text that names no lock that is held or waited for: the history may know it;
-    else with what is called nearly so.
-    """
+    """The error for a text that names no lock that is held or waited for."""
     if history(app, name=pick_past(app, text), limit=1):
         return TargetError(f"nobody holds {one_line(text)} or waits for it: the lock is free")
     shown = map(telling_of, snapshot(app))
@@ -102,9 +92,7 @@ def _names(app: Any) -> list[str]:
 
 
 def pick_past(app: Any, text: str) -> str:
-    """The name of the lock in the history that a user means: by its name, or by what `history`
-    shows of it, as `pick`.
-    """
+    """The name of the lock in the history that a user means, as `pick`."""
     if history(app, name=text, limit=1, running=True):
         return text
     runs = history(app, running=True)
@@ -120,9 +108,7 @@ def _only(names: Collection[str], text: str) -> str | None:
 
 
 def _shown_as(found: Iterable[Any], text: str) -> set[str]:
-    """The names of the held or past locks that a table shows as this text; or else of those whose
-    digest or task's id begins so.
-    """
+    """The names of the locks shown as this text; else of those whose digest or id begins so."""
     exact, begin = set(), set()
     for each in found:
         known = (who(each).task_id or "", digest_of(each.name) or "")

@@ -59,9 +59,7 @@ def in_order(found: Iterable[Found], order: str, reverse: bool = False) -> list[
 
 
 def columns_of(rows: Sequence[Any], names: Iterable[str], wide: bool = False) -> list[Column]:
-    """These columns of locks, as `Found`, or of past runs, as `PastRun`: short enough for a
-    terminal, or uncut if `wide`.
-    """
+    """These columns of `Found` or `PastRun`: short enough for a terminal, or uncut if `wide`."""
     ids = shortened(who(each).task_id for each in rows)
     digests = shortened(digest_of(each.name) for each in rows)
 
@@ -93,9 +91,7 @@ def columns_of(rows: Sequence[Any], names: Iterable[str], wide: bool = False) ->
 
 
 def locks_table(found: Sequence[Found], wide: bool = False, *, colors: bool = False) -> list[str]:
-    """The lines of a table of locks: cut to fit the terminal, or uncut if `wide`. With `colors`, a
-    line with trouble is red.
-    """
+    """A table of locks: cut to fit the terminal unless `wide`; with `colors`, trouble is red."""
     columns = columns_of(found, ALL_OF_LOCKS if wide else LOCKS, wide)
     color = (lambda each: TROUBLE if is_trouble(each) else "") if colors else (lambda each: "")
     return grid(columns, found, sys.maxsize if wide else None, color) if found else []
@@ -108,9 +104,7 @@ def locks_lines(found: Sequence[Found]) -> tuple[list[str], list[list[str]]]:
 
 
 def tasks_table(tasks: Mapping[str, Figures]) -> list[str]:
-    """The lines of a table of tasks: how many locks they have in each state, and what waits. A line
-    with trouble is red.
-    """
+    """The lines of a table of tasks with their figures; one with trouble is red."""
 
     def color(each: tuple[str, Figures]) -> str:
         is_bad = each[1].untaken or any(each[1].locks[state] for state in IN_TROUBLE)
@@ -171,9 +165,7 @@ def is_trouble(each: Found) -> bool:
 
 
 def telling_of(each: Any, digests: Mapping[str | None, str] | None = None) -> str:
-    """What tells a lock of a task, or a run that had it, from the others: the label, the name
-    without the task's, or the short form of the digest; without one, its first eight characters.
-    """
+    """What tells a lock, or its run, from others of its task: label, name or short digest."""
     if who(each).label:
         return str(who(each).label)
     name, task = str(each.name), task_of(each)
@@ -267,9 +259,7 @@ def some(names: Sequence[str]) -> str:
 
 
 def summary(found: Sequence[Found], with_broken: bool = True) -> str:
-    """How many locks there are, how many tasks no worker has taken in their turn, how many runs go
-    on without their lock, how many locks were broken.
-    """
+    """How many locks there are, untaken tasks, runs without their lock, and broken locks."""
     untaken = sum({each.name: each.untaken for each in found if each.is_lock}.values())
     broken = sum(each.state == "broken" for each in found)
     text = count_of(sum(each.is_lock for each in found))
@@ -281,9 +271,7 @@ def summary(found: Sequence[Found], with_broken: bool = True) -> str:
 
 
 def suspended(suspension: Suspension) -> str:
-    """The suspension for people, such as "suspended until 2026-11-27 09:30:00: task shop.sync, by
-    ...".
-    """
+    """The suspension, such as "suspended until 2026-11-27 09:30:00: task shop.sync, by anna"."""
     label = "" if suspension.label is None else f" ({suspension.label})"
     why = f": {suspension.why}" if suspension.why else ""
     until = moment(suspension.ends_at)

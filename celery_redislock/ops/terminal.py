@@ -75,9 +75,7 @@ def cut(text: str, width: int) -> str:
 
 
 def wrap(text: str, width: int, most: int | None = None) -> list[str]:
-    """The text as lines of at most this width, broken at spaces, or after punctuation in a name. If
-    it takes more than `most` lines, its end is cut.
-    """
+    """Lines of this width, broken at spaces or after punctuation; cut after `most` of them."""
     lines: list[str] = []
     start = 0
     while (end := _end(text, width, start)) < len(text):
@@ -122,9 +120,7 @@ def grid(
     width: int | None = None,
     color: Callable[[Any], str] = lambda row: "",
 ) -> list[str]:
-    """The lines of a table, none of them wider than the terminal, or than `width`. `color` tells
-    the colour of a row, or "".
-    """
+    """The lines of a table that fits the terminal, or `width`; `color` tells a row's colour."""
     rows = list(rows)
     head, *by_row = lines_by_row(columns, rows, width)
     for row, lines in zip(rows, by_row, strict=True):
@@ -193,9 +189,7 @@ def _widths(columns: Sequence[Column], cells: Sequence[Sequence[str]], limit: in
 
 
 def is_plain() -> bool:
-    """Whether the terminal has no colours, or the user wants none: https://no-color.org, or
-    Celery's --no-color.
-    """
+    """Whether to use no colours: https://no-color.org, --no-color, or the terminal has none."""
     context = click.get_current_context(silent=True)
     chosen = context is not None and bool(getattr(context.obj, "no_color", False))
     has_none = os.environ.get("TERM", "").lower() in ("dumb", "unknown")
@@ -214,9 +208,7 @@ def say(text: str, err: bool = False) -> None:
 
 
 def named_values(values: Iterable[tuple[str, Any]]) -> list[str]:
-    """Lines of names with values, wrapped to fit the terminal; in a pipe, one line for each. Those
-    without a value are left out.
-    """
+    """Lines of names with values, but for None, wrapped to fit the terminal, if there is one."""
     pairs = [(name, plain(str(value))) for name, value in values if value is not None]
     widest = max((len(name) for name, _ in pairs), default=0) + 2
     return [

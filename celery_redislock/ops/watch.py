@@ -121,9 +121,7 @@ class Watch:
         self.trouble: LockUnavailable | None = None
 
     def look(self) -> None:
-        """Read the locks. If the server does not answer, the picture keeps what was read before;
-        only if it does not allow it, this raises.
-        """
+        """Read the locks; without an answer the picture stays, and only a refusal raises."""
         self._counted = self._rates.take()
         try:
             self._found = self._choose(snapshot(self._app))
@@ -295,9 +293,7 @@ def watch(
     sort: tuple[str, bool],
     limit: int | None,
 ) -> None:
-    """Draw every so many seconds, until interrupted, or so many times. Raises if the server does
-    not allow it, or did not answer the last look.
-    """
+    """Draw so many times, or until interrupted; raises if the last look failed."""
     rates = Rates(app)
     with contextlib.closing(rates.listener), contextlib.suppress(KeyboardInterrupt):
         watched = Watch(app, rates, choose, sort, limit)

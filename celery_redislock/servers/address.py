@@ -14,11 +14,7 @@ from .urls import QUORUM, Independent, Nodes, Source, host_port
 
 
 def address_of(source: Source) -> str:
-    """The URL of a lock server, as redis-py read the URL and the options. Opens no connection.
-
-    The URL shows no password and no user: a password in the wrong place of `redislock_url` is read
-    as a user's name.
-    """
+    """The URL as redis-py read it, without a password, or a user: that may be a misplaced one."""
     if isinstance(source, Nodes):
         ours = [address_of(source.pools(*host)) for host in source.first]
         scheme = ours[0].partition("://")[0]
@@ -45,9 +41,7 @@ def address_of(source: Source) -> str:
 
 
 def databases_of(source: Source) -> set[str]:
-    """The databases that have this source's keys, as host, port and number of each server: the same
-    for each URL that leads to one. Opens no connection.
-    """
+    """The source's databases, as host, port and number: the same for all URLs that lead there."""
     scheme, _, where = address_of(source).partition("://")
     parts = [where] if scheme in ("unix", "sentinel") else where.split(",")
     parts = [part if "/" in part else f"{part}/0" for part in parts]  # a cluster has one

@@ -25,9 +25,7 @@ T = TypeVar("T")
 
 
 class AsyncNode(OnConnections):
-    """One Redis server, for the coroutines of one event loop. Its `Node` knows whether it came back
-    empty.
-    """
+    """One Redis server, for the coroutines of one event loop."""
 
     def __init__(self, node: Node) -> None:
         super().__init__(node)

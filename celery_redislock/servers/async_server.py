@@ -35,10 +35,7 @@ Undo: TypeAlias = Callable[[], Call[Any]] | None
 
 
 class AsyncServer(ABC):
-    """A lock server, for the coroutines of one event loop.
-
-    A call that is cancelled is undone behind itself: what it may have taken is given back.
-    """
+    """A lock server for one event loop; what a cancelled call may have taken is given back."""
 
     def __init__(self, server: Server) -> None:
         # Whoever asks has the server. With a reference of ours `loops` would keep it for ever.
@@ -123,9 +120,7 @@ class OnConnections(AsyncServer):
 
 
 class InThreads(AsyncServer):
-    """A lock server that is asked in threads: a quorum, the memory of tests, or one whose kind of
-    connection asyncio does not have.
-    """
+    """A lock server that is asked in threads: asyncio has no such connections."""
 
     def __init__(self, server: Server) -> None:
         super().__init__(server)
@@ -172,9 +167,7 @@ class InThreads(AsyncServer):
             raise
 
     async def _in_thread(self, ask: Callable[[], T], undo: Undo, end: Callable[[], None]) -> T:
-        """Call this in a thread. `end` is called when the thread has ended, also if the caller was
-        cancelled before.
-        """
+        """Call this in a thread, and `end` after it, also if the caller was cancelled before."""
         asked, loop = askers.submit(ask), asyncio.get_running_loop()
         try:
             return await asyncio.wrap_future(asked)

@@ -159,9 +159,7 @@ class Cluster(Server):
     def _ask(
         self, slots: SlotMap, key: str, ttl: float, host: Host | None, ask: Callable[[Node], T]
     ) -> T:
-        """Ask a node, None if a slot has none, about a key or "". If it fails, learn whether slots
-        were moved.
-        """
+        """Ask a node about a key, or ""; if that fails, learn whether slots were moved."""
         try:
             if host is None:
                 raise self.no_node(key)
@@ -182,9 +180,7 @@ class Cluster(Server):
             self.nodes.look_again(slots, ttl, host, moved_to(failure.__cause__) is not None)
 
     def redirected(self, failure: LockUnavailable, key: str, redirects: int) -> int:
-        """How often a request was told that its slot is elsewhere, after this failure. Raises it if
-        it is another one, or that has happened too often.
-        """
+        """How often a request was redirected by now; raises any other failure, or one too many."""
         if moved_to(failure.__cause__) is None:
             raise failure
         if redirects == REDIRECTS:

@@ -63,10 +63,7 @@ def unused(connection: Any) -> None:
 
 
 def pools_like(client: Any) -> PoolFactory:
-    """A factory of connection pools for the server that this client, or node of a client for a
-    cluster, is connected to. The client's own pool is left alone: its timeouts and retries are not
-    fit for a lock.
-    """
+    """A factory of pools for this client's server: its own pool's timeouts do not fit a lock."""
     return pools_with_options_of(client)()
 
 
@@ -107,9 +104,7 @@ def options_of(kind: Any) -> set[str]:
 
 
 def _blocking(kind: Any) -> Any:
-    """redis-py's class of connections that block their thread and are otherwise like these, which
-    may be for asyncio, or of valkey-py, a fork of redis-py; the same class if it is one.
-    """
+    """redis-py's class of connections like these, which may be for asyncio, or valkey-py's."""
     names = {each.__name__: each for each in KINDS}
     for each in kind.__mro__:
         module = each.__module__

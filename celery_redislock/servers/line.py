@@ -7,10 +7,7 @@ from collections import deque
 
 
 class Line:
-    """Lets so many coroutines of one event loop in at a time, in the order of their arrival.
-
-    Unlike a semaphore of asyncio it has a timeout, and passes a failure on to all who wait.
-    """
+    """Lets so many coroutines in at a time, in order; a failure is passed on to all who wait."""
 
     def __init__(self, room: int = 1) -> None:
         self._room = room

@@ -25,9 +25,7 @@ NO_QUEUES: Final = ("string", "hash", "set", "zset")
 
 
 def scan(server: Server, pattern: str) -> Iterator[list[bytes]]:
-    """All keys that match, step by step; some perhaps twice. Uses `SCAN`, never `KEYS`. Looks at
-    one Redis server after the other.
-    """
+    """All keys that match, step by step, some perhaps twice; one server after the other."""
     for shard in server.shards().values():
         cursor = b"0"
         while True:
@@ -40,9 +38,7 @@ def scan(server: Server, pattern: str) -> Iterator[list[bytes]]:
 
 
 def sample(server: Server, ttl: float = LOOKING_TTL) -> list[bytes]:
-    """Some of the keys of one Redis server, but for lists and streams, which may be queues of any
-    name. Empty if this user may not look.
-    """
+    """Some keys of one Redis server that are no queues; empty if this user may not look."""
     # Trying it puts a user who may not into the server's log of denials.
     if may(server, [("SCAN", "0")]) == [False]:
         return []
@@ -52,9 +48,7 @@ def sample(server: Server, ttl: float = LOOKING_TTL) -> list[bytes]:
 
 
 def may(server: Server, commands: Commands) -> list[bool] | None:
-    """Whether this user may run each of these commands, of which it runs none. None if the server
-    cannot say: it is older than Redis 7, or does not allow scripts.
-    """
+    """Whether this user may run each of these; None if the server, before Redis 7, cannot say."""
     script = "return redis.acl_check_cmd and redis.acl_check_cmd(unpack(ARGV)) and 1 or 0"
     known = "return redis.acl_check_cmd and 1 or 0"
     if server.replies([("EVAL", known, 0)], errors=True) != [1]:
@@ -71,9 +65,7 @@ def may_mark(server: Server) -> bool:
 
 
 def read(server: Server, commands: Sequence[Sequence[Any]]) -> tuple[float, list[Any]]:
-    """The server's time in Unix seconds, and the replies to these commands; None for a key of
-    another type.
-    """
+    """The server's time in Unix seconds, and the replies; None for a key of another type."""
     now, *replies = server.replies([("TIME",), *commands], wrong_type=True)
     return unix_time(now), [None if isinstance(each, ResponseError) else each for each in replies]
 

@@ -178,9 +178,7 @@ class Quorum(Server):
     def _decide(
         self, call: Call[Any], answers: list[Any], failures: list[LockUnavailable], purpose: str
     ) -> Any:
-        """The result of a call, from the servers' answers. Raises if a majority did not answer, or
-        agrees on nothing.
-        """
+        """The result of a call; raises if a majority did not answer, or agrees on nothing."""
         if call.undo is not None:
             return self._taken(call, call.undo, answers, failures, purpose)
         if len(answers) < self._majority:
@@ -203,9 +201,7 @@ class Quorum(Server):
         failures: list[LockUnavailable],
         purpose: str,
     ) -> Any:
-        """The result of a call that takes a lock. A lock that only a minority gave is given back,
-        also by servers whose answer was lost.
-        """
+        """The result of a call that takes a lock; what only a minority gave is given back."""
         got = [each for each in answers if isinstance(each, Acquired | Reserved)]
         done = next((each for each in answers if isinstance(each, Done)), None)
         busy = [each for each in answers if isinstance(each, Busy)]

@@ -55,9 +55,7 @@ def packed_text(call: Call[Any]) -> bytes:
 
 
 def packed_mark(mark: str, is_known: bool) -> bytes:
-    """The packed command whose reply is this mark, if the server is to know it already; or the one
-    that makes it known.
-    """
+    """The command whose reply is this mark if the server knows it, or that makes it known."""
     text = MARK % mark
     if not is_known:
         return pack(("EVAL", text, 0))

@@ -73,9 +73,7 @@ class Server(ABC):
     def run_all(
         self, calls: Sequence[Call[T]], *, ttl: float, purpose: str = "main"
     ) -> list[T | LockUnavailable]:
-        """The answers to these calls of one script, in one round trip to each server. Tries once.
-        Raises only if no server could be asked.
-        """
+        """The answers to these calls of one script, in one try; raises if nobody can be asked."""
 
     @abstractmethod
     def block(self, call: Call[T], wake: str, seconds: float) -> T:
@@ -113,16 +111,12 @@ class Server(ABC):
         """All Redis servers that take writes, by their hosts and ports; by "" if there is one."""
 
     def shards(self) -> dict[str, Server]:
-        """The servers that have all keys together, by their hosts and ports; by "" if it is one.
-        Raises if some keys are in none of them.
-        """
+        """The servers that have all keys, by host and port, or ""; raises if one is gone."""
         return {"": self}
 
     @property
     def outage(self) -> tuple[float, float] | None:
-        """From when until when the server, or one of several, was away last, on `clock`; None if it
-        never was, as far as this process has asked it.
-        """
+        """When a server was away last, as far as this process knows, on `clock`; None if never."""
         return None
 
     def together(self, keys: Sequence[str], ttl: float) -> list[list[str]]:

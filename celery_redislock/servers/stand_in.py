@@ -1,7 +1,4 @@
-"""A server that replaces every lock server of this process in tests. Production has none.
-
-The module `testing` sets it.
-"""
+"""A server that replaces every lock server of this process in tests: `testing` sets it."""
 
 from __future__ import annotations
 

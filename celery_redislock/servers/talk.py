@@ -173,9 +173,7 @@ def replies_to(
 
 
 def raise_refusal(replies: Sequence[Any], wrong_type: bool) -> None:
-    """Raise the first error among these replies; if `wrong_type`, leave those for a key of another
-    type.
-    """
+    """Raise the first error among these, but for a key of another type if `wrong_type`."""
     for reply in replies:
         if not isinstance(reply, ResponseError):
             continue
@@ -184,9 +182,7 @@ def raise_refusal(replies: Sequence[Any], wrong_type: bool) -> None:
 
 
 def ends_connection(error: BaseException) -> bool:
-    """Whether a connection must be closed after this error in an exchange: replies may be unread,
-    or the server is not the master.
-    """
+    """Whether to close a connection after this: replies may be unread, or it is no master's."""
     is_answer = isinstance(error, ResponseError) and not is_not_master(error)
     return not (is_answer or isinstance(error, HeldOff))
 
@@ -239,9 +235,7 @@ def code_of(error: Any) -> str:
 
 
 def moved_to(error: Any) -> tuple[str, int] | None:
-    """The host, "" for the one that was asked, and the port of the node that a cluster's node
-    names as the owner of a slot; None if this is no such reply.
-    """
+    """The host, "" for the one asked, and port to which a cluster's node refers; or None."""
     if code_of(error) != "MOVED":
         return None
     host, _, port = str(error).rpartition(" ")[2].rpartition(":")
@@ -257,9 +251,7 @@ def is_not_master(error: Any) -> bool:
 
 
 def transient(error: BaseException | None) -> bool:
-    """Whether another try may help: the server is away, loading, or not yet the master, or it is a
-    node of a cluster in which a slot is being moved.
-    """
+    """Whether another try may help: the server is away, loading, no master yet, or moves slots."""
     if isinstance(error, ResponseError):
         return is_not_master(error) or code_of(error) in ("BUSY", *UNSETTLED)
     return isinstance(error, RedisConnectionError | RedisTimeoutError | OSError)

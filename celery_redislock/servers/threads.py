@@ -1,6 +1,4 @@
-"""Threads for what would block an event loop: they look up hosts, ask servers that asyncio cannot
-ask, and give back what cancelled coroutines may have taken.
-"""
+"""Threads for what would block an event loop."""
 
 from __future__ import annotations
 
@@ -145,9 +143,7 @@ def _taken(queue: deque[_Return], most: int) -> list[_Return]:
 
 
 def _give_back(server: Server, batch: list[_Return]) -> LockUnavailable | None:
-    """Give back this batch. Returns the failure if no server answered. The nodes of a cluster are
-    asked at the same time: each of them may cost a timeout.
-    """
+    """Give this batch back, to all nodes at a time; the failure if no server answered."""
     by_key: dict[str, list[_Return]] = {}
     for each in batch:
         by_key.setdefault(each.call.keys[0], []).append(each)
@@ -165,9 +161,7 @@ def _give_back(server: Server, batch: list[_Return]) -> LockUnavailable | None:
 
 
 def _send(server: Server, part: list[_Return]) -> LockUnavailable | None:
-    """Send these calls to the server that has their keys. Returns the failure, if none was
-    answered.
-    """
+    """Send these calls to the server that has their keys; the failure, if none was answered."""
     began, ttl = clock(), min(each.call.ttl for each in part)
     tries, was_answered = None, False
     while True:

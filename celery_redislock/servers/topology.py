@@ -113,9 +113,7 @@ class Topology:
         return [asked, *shuffled] if said_so else [*shuffled, asked]
 
     def _newest(self, ttl: float, key: str, hosts: list[Host]) -> SlotMap:
-        """The newest of some nodes' answers. A node that is cut off from the others may have an
-        old one.
-        """
+        """The newest of some nodes' answers: one that is cut off may have an old one."""
         newest: SlotMap | None = None
         failure: LockUnavailable | None = None
         for host in hosts[:ASKED]:

@@ -104,9 +104,7 @@ class Wires:
         return wire
 
     def _share_tls(self, connection: Any) -> None:
-        """Read the certificates once for many connections: that takes tens of milliseconds, in
-        which the loop stands still.
-        """
+        """Read the certificates once for many connections: it takes tens of milliseconds."""
         own = getattr(connection, "ssl_context", None)
         if own is None:
             return
@@ -131,9 +129,7 @@ class Wire:
 
     @property
     def is_open(self) -> bool:
-        """Whether it may be used for another exchange, as far as can be seen: the server has not
-        closed it, nor sent what nobody asked for.
-        """
+        """Whether the server, as far as is seen, has not closed it, nor sent anything unasked."""
         if not self.is_ours:
             return False
         reader = self.connection._reader
@@ -143,9 +139,7 @@ class Wire:
         return not _is_readable(self.connection._writer.get_extra_info("socket").fileno())
 
     async def connect(self) -> None:
-        """Connect it. Its host is looked up in a thread of ours: the loop's own threads may all be
-        at work.
-        """
+        """Connect it; its host is looked up in a thread of ours: the loop's may all be at work."""
         *others, last = await _addresses_of(self.connection)
         for address in others:
             with contextlib.suppress(RedisConnectionError):
@@ -253,9 +247,7 @@ async def _addresses_of(connection: Any) -> list[str | None]:
 
 
 def _arguments(connection: Any, address: str) -> dict[str, Any]:
-    """What redis-py passes to `asyncio.open_connection`, with this address in place of the host.
-    The server's certificate is for the host.
-    """
+    """What redis-py passes to asyncio, with this address; TLS still checks the host's name."""
     arguments = dict(type(connection)._connection_arguments(connection), host=address)
     if arguments.get("ssl"):
         arguments["server_hostname"] = connection.host

@@ -215,9 +215,7 @@ def memory_locks(eager: bool = True) -> Iterator[MemoryLocks]:
 
 
 def _refuse_dead_backend(sender: Any, **kwargs: Any) -> None:
-    """Do not start a worker in this process that could not store results, if the tests replaced
-    only the broker: Celery would try for 20 s, while the test waits.
-    """
+    """Refuse a worker that could not store results: Celery would try for 20 s."""
     backend = sender.app.backend
     if stand_in.current is None or not isinstance(backend, RedisBackend):
         return
@@ -234,9 +232,7 @@ def _refuse_dead_backend(sender: Any, **kwargs: Any) -> None:
 
 
 def _refuse_other_broker(sender: Any, **kwargs: Any) -> None:
-    """Do not start a worker in this process that its app does not send to: Celery keeps the
-    connections of an app that has sent, and no test would get a result.
-    """
+    """Refuse a worker that its app does not send to: Celery keeps an app's connections."""
     app = sender.app
     if stand_in.current is None or (before := sends_to(app)) is None:
         return

@@ -1,6 +1,4 @@
-"""What the page's users may do, if they know the token: break a lock, drop the tasks that wait for
-it, end its run, suspend it for a while.
-"""
+"""What the page's users may do who know the token."""
 
 from __future__ import annotations
 
@@ -39,10 +37,7 @@ class Action(NamedTuple):
 
 
 class Actions:
-    """Carries out what the page's users ask for who have the token; without a token the page only
-    reads. `user_of` tells who a request's user is, from its ASGI scope; without it the page asks
-    for a name.
-    """
+    """Carries out what the page's users ask for who have the token; see `web.asgi_app`."""
 
     def __init__(
         self, known: About, token: str | None, user_of: Callable[[Any], str | None] | None

@@ -44,9 +44,7 @@ HEADERS: Final = {
 
 
 class Guard:
-    """Refuses foreign `Host` and `Origin` headers, and gives every response its headers. The hosts
-    are without port; "*" is any.
-    """
+    """Refuses foreign `Host` and `Origin` headers, and gives every response its headers."""
 
     def __init__(self, app: ASGIApp, hosts: Iterable[str]) -> None:
         self._app = app

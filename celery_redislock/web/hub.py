@@ -159,9 +159,7 @@ class Hub:
         self._due_back = began + (time.monotonic() - began) / SHARE_OF_BACK
 
     async def _ask_queues(self, seen: Seen) -> None:
-        """Now and then, see how long queues are, and which nobody reads. A broker that is away
-        makes no look late.
-        """
+        """Now and then, see how long queues are; a broker that is away makes no look late."""
         if time.monotonic() - self._asked_queues_at < LOOK_AT_QUEUES:
             return
         self._asked_queues_at = time.monotonic()

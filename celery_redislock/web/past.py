@@ -1,6 +1,4 @@
-"""The runs of the last quarter of an hour, as the history has them, and since when it has all of a
-lock's runs. Nothing here depends on who looked, or when.
-"""
+"""The runs of the last quarter of an hour, and since when the history has all of them."""
 
 from __future__ import annotations
 

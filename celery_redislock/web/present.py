@@ -19,9 +19,7 @@ RELATIVE: Final = ("held_for", "lives_for", "due_in")
 def rows_of(
     seen: Seen, usual_of: Callable[[Found], float | None], before: Mapping[str, Row]
 ) -> dict[str, Row]:
-    """The rows by their keys. `usual_of` tells how many seconds a run that has this slot usually
-    takes; `before` are the rows of the look before.
-    """
+    """The rows by key; `usual_of` tells how long runs usually take, `before` are the last rows."""
     return {
         each.key: _row(each, seen, usual_of(each), before.get(each.key, {})) for each in seen.found
     }

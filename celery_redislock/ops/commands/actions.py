@@ -108,9 +108,7 @@ def _carry_out(
     dropping: Iterable[Found],
     tell: Callable[[Found, bool], None] | None = None,
 ) -> _Done:
-    """Break the locks in `held`, and drop the tasks that wait for those in `dropping`. If the
-    server goes away meanwhile, the result has what was done until then.
-    """
+    """Break `held`, drop what waits for `dropping`; if the server goes, tell what was done."""
     from ... import operations
     from ...app.settings import app_locks
     from ...errors import LockUnavailable

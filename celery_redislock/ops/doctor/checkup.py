@@ -19,9 +19,7 @@ TRIPS: Final = 20
 
 
 class Checkup:
-    """What the checks look at. Each part is read once. A `server` in place of the app's is one of
-    its Redis servers.
-    """
+    """What the checks look at, each part read once; of one of the Redis servers, if given."""
 
     def __init__(self, app: Any, server: Server | None = None) -> None:
         self.app = app

@@ -1,7 +1,4 @@
-"""Runs the checks of a set-up. Each check is a small function.
-
-The checks read settings, tasks and the server. They take no lock and change nothing.
-"""
+"""Runs the checks of a set-up, which take no lock and change nothing."""
 
 from __future__ import annotations
 
@@ -70,9 +67,7 @@ def _of_server(checkup: Checkup, with_workers: bool) -> list[tuple[str, Finding]
 
 
 def examine_settings(app: Any, for_production: bool = False) -> list[tuple[str, Finding]]:
-    """Run the checks that ask no server: what a project may leave open until it is deployed, or
-    else the others.
-    """
+    """Run the checks that ask no server: those of `check --deploy`, or else the others."""
     checks = {"tasks": tasks.check_tasks, **OF_SETTINGS, "max hold": tasks.check_outlived}
     return _run({"max hold": tasks.check_endless} if for_production else checks, Checkup(app))
 

@@ -72,9 +72,7 @@ def check_caches(checkup: Checkup) -> Iterator[Finding]:
 
 
 def check_untaken(checkup: Checkup) -> Iterator[Finding]:
-    """Whether tasks wait that no worker has taken when it was their turn, and what the broker says
-    of their queues.
-    """
+    """Whether no worker took tasks in their turn, and what the broker says of their queues."""
     rooms = {each.name: each for each in checkup.survey if each.untaken}
     if not rooms:
         yield Finding(OK, "no task waits that no worker has taken in its turn")

@@ -73,9 +73,7 @@ def _lost(found: list[Found]) -> Iterator[Finding]:
 
 
 def check_workers(checkup: Checkup) -> Iterator[Finding]:
-    """Whether each worker has its locks where we look, and holds what the server has, and only
-    that.
-    """
+    """Whether each worker has its locks where we look, and just those that the server has."""
     apart, heard = _apart(checkup)
     yield from _told_apart(apart, checkup)
     compared = _compare(checkup, apart)
