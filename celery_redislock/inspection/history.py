@@ -111,9 +111,7 @@ def kept_runs(
 
 
 def last_successes(server: Server, prefix: str) -> dict[str, float]:
-    """When a run of each task last succeeded, as Unix time by the lock server's clock. Reads the
-    last record of a list; if it is no success, the last runs; if they have none, all runs.
-    """
+    """When a run of each task last succeeded, as Unix time; reads as little as will tell."""
     lists = [each for each in lists_in(server, prefix) if each[1]]
     latest: dict[str, float] = {}
     for first in (-1, -10 * past.RECORDS, 0):

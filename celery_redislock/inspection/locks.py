@@ -300,9 +300,7 @@ def _held(server: Server, locks: Iterable[LockKeys]) -> Iterator[Found]:
 
 
 def _stored(server: Server, keys: Iterable[Named]) -> Iterator[tuple[float, Found, bytes | None]]:
-    """For each of these keys that exists: the server's time in Unix seconds, a row of a foreign
-    value, and the value; None if the key is of another type.
-    """
+    """Of each key that exists the time, the row of a foreign value, and the value if a string."""
     for batch in in_batches(keys, BATCH):
         commands = [command for key, _ in batch for command in (("GET", key), ("PTTL", key))]
         at, *replies = server.replies([("TIME",), *commands], wrong_type=True)

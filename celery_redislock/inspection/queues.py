@@ -34,10 +34,7 @@ class InQueue:
 
 
 def in_queues(app: Any, found: Sequence[Found], now: float) -> list[InQueue]:
-    """The queues in which messages have waited for a while, at `now` by the lock server's clock.
-    Asks the broker, and only if there are such messages; and the workers, if the broker knows
-    nobody who reads them.
-    """
+    """The queues where messages have waited for long; asks broker and workers only if needed."""
     sent: dict[tuple[str, str, bool], list[float]] = {}
     for task, queue, is_named, since in (*_kept(app, found), *_in_turn(app, found)):
         if queue is not None and since < now - WAITED:

@@ -65,10 +65,7 @@ NOBODY_LOOKS: Final = 10.0
 def state_of_holder(
     holder: Holder | None, lives_for: float | None = None, ttl: float | None = None
 ) -> State:
-    """The state of a lock that this holder has; None while it is handed over to a waiter. It
-    expires in `lives_for` seconds if the holder dies now, and is extended to `ttl` seconds, if
-    these are known.
-    """
+    """The state of a lock with this holder, None in a hand-over, and this much of its ttl left."""
     if holder is not None and holder.queued:
         return "queued"
     if kept_for(holder) is not None:

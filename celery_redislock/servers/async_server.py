@@ -1,8 +1,4 @@
-"""What a lock server does for coroutines: the same calls, on connections of asyncio, or in threads.
-
-Only what a lock outside tasks needs. Who has which hash slot, what a restart means and how long to
-try is known to the `Server` in whose place it asks.
-"""
+"""What a lock server does for coroutines: the same calls, by asyncio or in threads."""
 
 from __future__ import annotations
 
@@ -15,7 +11,6 @@ from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
 
 from ..errors import LockUnavailable
-from ..protocol.clock import clock
 from ..protocol.exchange import Call, Query
 from .line import Line
 from .restarts import HeldOff
@@ -74,22 +69,12 @@ class AsyncServer(ABC):
     def close(self) -> None:
         """Close every connection."""
 
-    async def _persist(
-        self,
-        key: str,
-        ttl: float,
-        once: bool,
-        hold_off: float | None,
-        attempt: Callable[..., Awaitable[T]],
-        *args: Any,
-    ) -> T:
+    async def _persist(self, tries: Tries, attempt: Callable[..., Awaitable[T]], *args: Any) -> T:
         """Repeat an attempt, with these arguments, until it succeeds, within bounds."""
-        began, tries = clock(), None
         while True:
             try:
                 return await attempt(*args)
             except (HeldOff, LockUnavailable) as exc:
-                tries = tries or Tries(self._server, key, ttl, once, hold_off, began)
                 pause = tries.pause_after(exc)
             await asyncio.sleep(pause)
 
@@ -105,7 +90,7 @@ class OnConnections(AsyncServer):
         replicas = self._server.min_replicas if call.takes else 0
         key, ttl = call.keys[0], call.ttl
         sent_at, reply = await self._persist(
-            *(key, ttl, once, hold_off, self.exchange),
+            *(Tries(self._server, key, ttl, once, hold_off), self.exchange),
             *(key, ttl, call.undo, make_call, call, replicas),
         )
         return call.read(reply, sent_at)
@@ -113,7 +98,7 @@ class OnConnections(AsyncServer):
     async def ask(self, query: Query[T]) -> T:
         key, ttl = query.key, query.ttl
         replies = await self._persist(
-            *(key, ttl, False, 0.0, self.exchange),
+            *(Tries(self._server, key, ttl, False, 0.0), self.exchange),
             *(key, ttl, None, replies_to, query.commands, False, True),
         )
         return query.read(replies)
@@ -133,9 +118,9 @@ class InThreads(AsyncServer):
         return max(super().crowd, (self._listening + 1) / LISTENING)
 
     async def run(self, call: Call[T], *, once: bool = False, hold_off: float | None = None) -> T:
-        key, ttl = call.keys[0], call.ttl
+        tries = Tries(self._server, key := call.keys[0], call.ttl, once, hold_off)
         ask = partial(self._server.attempt, call)
-        return await self._persist(key, ttl, once, hold_off, self.in_turn, key, ask, call.undo)
+        return await self._persist(tries, self.in_turn, key, ask, call.undo)
 
     async def block(self, call: Call[T], wake: str, seconds: float) -> T:
         ask = partial(self._server.block, call, wake, seconds)
@@ -143,9 +128,9 @@ class InThreads(AsyncServer):
         return await self._in_thread(ask, call.undo, self._has_listened)
 
     async def ask(self, query: Query[T]) -> T:
-        key, ttl = query.key, query.ttl
+        tries = Tries(self._server, query.key, query.ttl, False, 0.0)
         ask = partial(self._server.ask, query, once=True)
-        return await self._persist(key, ttl, False, 0.0, self.in_turn, key, ask, None)
+        return await self._persist(tries, self.in_turn, query.key, ask)
 
     def close(self) -> None:
         """Do nothing: the connections are the server's."""

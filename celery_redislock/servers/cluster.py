@@ -18,7 +18,7 @@ from ..protocol.exchange import Call
 from .hash_slots import SlotMap
 from .node import Node
 from .restarts import Unusable
-from .server import LOOKING_TTL, Commands, Server
+from .server import LOOKING_TTL, Commands, Server, Tries
 from .talk import (
     IS_MOVING,
     UNSETTLED,
@@ -107,7 +107,7 @@ class Cluster(Server):
         for i, reply in enumerate(replies):
             if moved_to(reply) or code_of(reply) in UNSETTLED:
                 (replies[i],) = self._persist(
-                    *(keys[i], ttl, False, 0.0, self.exchange),
+                    *(Tries(self, keys[i], ttl, False, 0.0), self.exchange),
                     *(keys[i], ttl, "main", replies_to, [commands[i]], True),
                 )
         if not errors:

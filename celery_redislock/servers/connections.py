@@ -68,10 +68,7 @@ def pools_like(client: Any) -> PoolFactory:
 
 
 def pools_with_options_of(client: Any) -> Callable[..., PoolFactory]:
-    """A function that makes factories of connection pools, for servers to which this client could
-    connect. It takes the options to use instead of the client's, and does not keep the client
-    alive.
-    """
+    """A maker of factories of pools with this client's options, which does not keep the client."""
     pool: Any = getattr(client, "connection_pool", client)
     kind = _blocking(pool.connection_class)
     # Without what belongs to the client, and what only valkey-py knows.
@@ -148,12 +145,7 @@ def _connected(pool: redis.ConnectionPool) -> Any:
 
 
 class Connections:
-    """A pool's connections, handed out without asking the pool each time.
-
-    For each exchange redis-py's pool takes a mutex, updates metrics and checks the socket, which
-    costs as much as the exchange itself. Here a connection that was used a moment ago is used again
-    as it is; any other goes through the pool, which checks whether it is still alive.
-    """
+    """A pool's connections; taking one from redis-py's pool costs as much as an exchange."""
 
     def __init__(
         self,

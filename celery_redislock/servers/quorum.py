@@ -23,7 +23,7 @@ from ..protocol.clock import clock
 from ..protocol.exchange import Call, Query
 from .connections import PoolFactory
 from .node import Node
-from .server import Commands, Server
+from .server import Commands, Server, Tries
 from .talk import transient
 from .threads import give_back
 
@@ -61,8 +61,8 @@ class Quorum(Server):
         hold_off: float | None = None,
         purpose: str = "main",
     ) -> T:
-        key, ttl = call.keys[0], call.ttl
-        answer: T = self._persist(key, ttl, once, hold_off, self.attempt, call, purpose)
+        tries = Tries(self, call.keys[0], call.ttl, once, hold_off)
+        answer: T = self._persist(tries, self.attempt, call, purpose)
         return answer
 
     def attempt(self, call: Call[T], purpose: str = "main") -> T:
@@ -113,7 +113,8 @@ class Quorum(Server):
         return self.run(call, once=True, hold_off=0, purpose="wait")
 
     def ask(self, query: Query[T], *, once: bool = False) -> T:
-        answer: T = self._persist(query.key, query.ttl, once, 0.0, self._ask_once, query)
+        tries = Tries(self, query.key, query.ttl, once, 0.0)
+        answer: T = self._persist(tries, self._ask_once, query)
         return answer
 
     def _ask_once(self, query: Query[T]) -> T:
@@ -222,9 +223,7 @@ class Quorum(Server):
         return majority.busy(busy) if done is None else done
 
     def _with_fence(self, call: Call[Any], got: list[Any], purpose: str) -> Any:
-        """The acquisition. A majority knows its fence before anybody uses it: the next majority has
-        one of these servers, and gives a higher fence.
-        """
+        """The acquisition, once a majority knows its fence: so the next one has a higher fence."""
         if isinstance(got[0], Reserved):
             return got[0]
         taken = majority.acquired(got, call.ttl)

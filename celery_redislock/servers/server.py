@@ -83,7 +83,7 @@ class Server(ABC):
         """The answer to a query. Tries again until the server answers, within bounds."""
         key, ttl = query.key, query.ttl
         replies = self._persist(
-            *(key, ttl, once, 0.0, self.exchange),
+            *(Tries(self, key, ttl, once, 0.0), self.exchange),
             *(key, ttl, "main", replies_to, query.commands, False, True),
         )
         return query.read(replies)
@@ -142,22 +142,12 @@ class Server(ABC):
     def close(self) -> None:
         """Close every connection."""
 
-    def _persist(
-        self,
-        key: str,
-        ttl: float,
-        once: bool,
-        hold_off: float | None,
-        attempt: Callable[..., T],
-        *args: Any,
-    ) -> T:
+    def _persist(self, tries: Tries, attempt: Callable[..., T], *args: Any) -> T:
         """Repeat an attempt, with these arguments, until it succeeds, within bounds. See `run`."""
-        began, tries = clock(), None
         while True:
             try:
                 return attempt(*args)
             except (HeldOff, LockUnavailable) as exc:
-                tries = tries or Tries(self, key, ttl, once, hold_off, began)
                 pause = tries.pause_after(exc)
             time.sleep(pause)
 
@@ -176,11 +166,11 @@ class Tries:
         ttl: float,
         once: bool,
         hold_off: float | None,
-        began: float,
+        began: float | None = None,
     ) -> None:
         self._server, self._key, self._ttl, self._once = server, key, ttl, once
-        self._give_up = began + (ttl / 3 + 1 if hold_off is None else hold_off)
-        self._began, self._pause = began, 0.02
+        self._began, self._pause = clock() if began is None else began, 0.02
+        self._give_up = self._began + (ttl / 3 + 1 if hold_off is None else hold_off)
 
     def pause_after(self, failure: HeldOff | LockUnavailable) -> float:
         """Seconds until the next try. Raises the failure if there is none."""

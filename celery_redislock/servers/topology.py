@@ -80,9 +80,7 @@ class Topology:
     def look(
         self, ttl: float, key: str, asked: Host | None = None, said_so: bool = False
     ) -> SlotMap:
-        """Ask some nodes, in random order, who has which slot. One thread does so at a time.
-        `asked` is a node that was asked for something else, see `look_again`.
-        """
+        """Ask some nodes, in random order, who has which slot; one thread at a time."""
         mine = object()
         try:
             if not self._turn.take(mine, LONGEST_LOOK):

@@ -43,9 +43,7 @@ def _next(each: Waiting, now: float) -> dict[str, Any]:
 
 
 def look_back(app: Any, now: float) -> tuple[list[PastRun], dict[str, float]]:
-    """The runs that have ended, the latest first; and how many calls were skipped or refused in
-    this hour and the last, and since when that is. `now` is a Unix time by the server's clock.
-    """
+    """The runs that have ended; and what was skipped or refused in this hour and the last."""
     since = now // HOUR * HOUR - HOUR
     hours = [each for by_hour in turned_away(app).values() for each in by_hour.items()]
     count = sum(count for hour, count in hours if hour >= since)

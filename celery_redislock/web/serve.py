@@ -20,9 +20,7 @@ PATIENCE: Final = 2
 
 
 class Protocol(H11Protocol):
-    """Ends connections that ask for nothing, so that they do not use up what the process may open:
-    uvicorn waits for ever for a first request, and for the rest of one.
-    """
+    """Ends connections that ask for nothing: uvicorn waits for ever for the rest of a request."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
