@@ -30,20 +30,16 @@ from tests.support.waiting import eventually
 from tests.support.workers import ROOT
 
 SCRIPTS = {sha_of(name): name for name in ("acquire", "extend", "settle", "park", "reserve")}
-
-
 #: What connections begin with; how the worker that looks after rooms asks, and a test.
 OTHERS = ("HELLO", "CLIENT", "SELECT", "ZRANGEBYSCORE", "INFO", "KEYS")
 
 
-class Sent(list[str]):
-    """The commands that clients sent: scripts by name, others as they are."""
-
-
 @contextlib.contextmanager
-def sent_to(server: RedisServer, about: str = "") -> Iterator[Sent]:
-    """The commands that the server is sent in here with this text in them; not what scripts do."""
-    sent = Sent()
+def sent_to(server: RedisServer, about: str = "") -> Iterator[list[str]]:
+    """The commands that the server is sent in here with this text in them, scripts by name; not
+    what scripts do.
+    """
+    sent: list[str] = []
     with server.client() as client, server.client().monitor() as monitor:
         yield sent
         end = new_token()
@@ -155,18 +151,6 @@ def call_counts() -> dict[str, dict[str, int]]:
         command = [sys.executable, "-m", "tests.support.call_counts", server.url]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     found: dict[str, dict[str, int]] = json.loads(done.stdout)
-    return found
-
-
-@pytest.fixture(scope="module")
-def line_counts() -> dict[str, int]:
-    """How many lines of our modules a worker executes for a task, in a process of its own."""
-    with RedisServer() as server:
-        command = [sys.executable, "-W", "ignore", "-m", "tests.support.line_counts", server.url]
-        done = subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
-        )
-    found: dict[str, int] = json.loads(done.stdout)
     return found
 
 
@@ -370,17 +354,6 @@ def test_what_is_done_most_makes_few_calls(call_counts, what, most, modules):
     counts = call_counts[what]
     assert sum(counts.values()) <= most, counts
     assert len(counts) <= modules, counts
-
-
-def test_a_task_executes_few_lines_of_ours(line_counts):
-    """A worker runs the code of a task once, cold: the time goes with the lines, not the calls."""
-    assert sum(line_counts.values()) <= 588, line_counts
-
-
-def test_a_plain_message_is_received_in_few_lines(line_counts):
-    """Nothing reads a header that is not there."""
-    of_receipt = ("worker/request.py", "worker/source.py", "app/delivery.py", "app/events.py")
-    assert sum(line_counts[name] for name in of_receipt) <= 86, line_counts
 
 
 def test_a_pair_needs_little_memory_and_leaves_none(lock):
