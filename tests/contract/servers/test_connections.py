@@ -418,8 +418,3 @@ def test_a_lock_from_a_url_and_one_from_a_client_are_the_same_lock(redis_server,
             assert by_client.holder().fence == by_url.fence
         assert by_client.acquire(timeout=0) is True
         assert by_client.release() is True
-
-
-# -- packing ----------------------------------------------------------------------------------
-
-COMMAND = ("EVALSHA", "0" * 40, 1, "key é {1}", b"\x00\r\n", -30000, "")
