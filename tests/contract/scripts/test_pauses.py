@@ -213,3 +213,10 @@ def test_a_reservation_of_a_retry_that_is_given_up_leaves_the_pause(room):
     holder = room.ask("other").holder
     assert holder.cooling_down
     assert not holder.queued
+
+
+def test_a_clock_that_is_set_back_makes_no_pause_longer_than_it_is(room):
+    claim = room.take("runs")
+    room.set_time(room.now - 30_000)
+    assert room.settle(claim, min_hold=2.0).ours
+    assert 0 < rest(room) <= 2

@@ -270,6 +270,24 @@ def test_one_that_comes_back_does_not_overtake_the_next_that_is_under_way(room: 
     room.published(room.settle(second), "a")
 
 
+def test_what_has_begun_waits_before_all_and_is_not_replaced(room: Room) -> None:
+    room.take("holder")
+    room.park("other")
+    room.replaces("new")
+    assert room.parks("begun", in_front=True).replaced == {}
+    assert room.replaces("newest") == ["new"]
+    assert room.waiting == ["begun", "other", SLOT]
+
+
+def test_an_id_whose_entry_is_gone_blocks_nobody(room: Room) -> None:
+    room.take("holder")
+    room.park("first")
+    room.dies()
+    room.client.delete(room.keys.entries)
+    room.take("late")
+    assert not room.client.exists(room.keys.room)
+
+
 # -- beside those who wait in a pool slot ---------------------------------------------------------
 
 

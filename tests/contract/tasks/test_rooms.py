@@ -6,7 +6,7 @@ import contextlib
 import json
 from datetime import datetime, timedelta, timezone
 
-from celery_redislock import Holder, SingletonTask
+from celery_redislock import SingletonTask
 from celery_redislock.app.entries import Entry
 from celery_redislock.app.housekeeper import housekeeper
 from celery_redislock.app.settings import app_locks
@@ -14,63 +14,11 @@ from celery_redislock.protocol import calls, holders, rooms
 from celery_redislock.protocol.claims import Acquired, Claim, Done, Parking
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.protocol.tokens import new_token
-from celery_redislock.servers.factory import server_at
-from celery_redislock.servers.urls import source_from_url
 from celery_redislock.tasks.room import look_after
 from celery_redislock.worker.sweeper import Sweeper
 from tests.support.workers import make_app
 
 LOCKS = ("redis", "cluster")
-
-
-def test_an_id_whose_entry_is_gone_blocks_nobody(store, inside, label):
-    keys = lock_keys("redislock", label)
-    inside.rpush(keys.room, "first:0.0")
-    token = new_token()
-    value = holders.encode(token, ttl_ms=5000, task="job", task_id="late")
-    assert isinstance(store.run(calls.acquire(Claim(keys, token, 5.0, value, "late"))), Acquired)
-    assert not inside.exists(keys.room)
-
-
-def test_a_message_of_what_was_replaced_in_the_room_is_told_by_whom(store, label):
-    """It had its turn before, perhaps."""
-    keys = lock_keys("redislock", label)
-
-    def claim(task_id):
-        token = new_token()
-        value = holders.encode(token, ttl_ms=5000, task="job", task_id=task_id)
-        return Claim(keys, token, 5.0, value, task_id)
-
-    store.run(calls.acquire(claim("first")))
-    for task_id in ("old", "new"):
-        by = holders.successor_text("job", task_id)
-        store.run(rooms.park(claim(task_id), Parking("{}", "=job", replace=(by, None))))
-    reply = store.run(calls.acquire(claim("old")))
-    assert isinstance(reply, Done)
-    assert reply.note.replaced_by == Holder(task="job", task_id="new")
-    assert store.ask(calls.holder_of(keys, 5.0)).replaced_by is None
-
-
-def test_what_has_begun_before_waits_before_all_and_is_not_replaced(store, inside, label):
-    keys = lock_keys("redislock", label)
-
-    def claim(task_id, attempt=0):
-        token = new_token()
-        run = {"task": "job", "task_id": task_id, "attempt": attempt}
-        value = holders.encode(token, ttl_ms=5000, **run)
-        return Claim(keys, token, 5.0, value, task_id, attempt)
-
-    store.run(calls.acquire(claim("first")))
-    store.run(rooms.park(claim("other"), Parking("{}", "other:0.0")))
-    store.run(rooms.park(claim("new"), Parking("{}", "=job")))
-    old = store.run(rooms.park(claim("old", 1), Parking("{}", "old:0.1", in_front=True)))
-    assert old.replaced == {}
-    newest = store.run(rooms.park(claim("newest"), Parking("{}", "=job")))
-    assert set(newest.replaced) == {"new:0.0"}
-    assert inside.lrange(keys.room, 0, -1) == ["old:0.1", "other:0.0", "=job"]
-    assert inside.hget(keys.entries, "#=job").endswith("|newest:0.0")
-    inside.delete(keys.lock, keys.room, keys.entries, keys.ended)
-    inside.zrem(keys.rooms, keys.lock_id)
 
 
 def test_who_has_expired_in_the_room_is_not_published_and_the_next_has_its_turn(
@@ -169,20 +117,3 @@ def test_a_room_that_cannot_be_looked_at_keeps_no_other_waiting(conf, client, la
         housekeeper.finish()
         assert client.zrange(keys.sent, 0, -1) == ["x:0.0"]
         client.delete(*client.keys(f"{prefix}:*"))
-
-
-def test_a_clock_that_is_set_back_makes_no_pause_longer_than_it_is(own_redis, label):
-    with (
-        contextlib.closing(server_at(source_from_url(own_redis.url))) as store,
-        own_redis.client() as client,
-    ):
-        keys = lock_keys("redislock", label)
-        token = new_token()
-        value = holders.encode(token, ttl_ms=60_000, task="job", task_id="one")
-        claim = Claim(keys, token, 60.0, value, "one")
-        store.run(calls.acquire(claim))
-        held = client.get(keys.lock)
-        before, _, since = held.rstrip("}").rpartition(":")
-        client.set(keys.lock, f"{before}:{float(since) + 30:.6f}}}", keepttl=True)
-        assert store.run(calls.settle(claim, calls.Release(min_hold=2.0))).ours
-        assert 0 < client.pttl(keys.lock) <= 2000
