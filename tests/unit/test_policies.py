@@ -313,6 +313,9 @@ def test_a_subclass_with_an_act_of_its_own_is_not_taken_for_its_parent() -> None
     assert not Named().parks
     assert not Named().turns_away
     assert Later().parks
+    for base in (Defer, Queue):
+        mine = type("Mine", (base,), {"act": lambda self, conflict: conflict.fail()})()
+        assert Wait(timeout=0, then=mine).eager().then is mine
     assert Longer().describe() == Queue().describe()
     assert not Skip().parks
     assert Skip().turns_away

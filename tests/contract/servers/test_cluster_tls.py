@@ -73,22 +73,6 @@ def test_a_lock_works_in_each_node(own, certificate, label, query, options) -> N
     store.close()
 
 
-def test_options_of_tls_turn_it_on_as_for_one_server(own, certificate, label) -> None:
-    url = own.url.replace("rediss+", "redis+")
-    with RedisLock(url, label, ttl=12, transport_options={"ssl_ca_certs": str(certificate.path)}):
-        assert not RedisLock(f"{own.url}?ssl_cert_reqs=none", label).acquire(timeout=0)
-
-
-def test_a_certificate_that_nobody_known_has_signed_is_refused(own, label) -> None:
-    with pytest.raises(LockUnavailable, match=r"(?i)certificate"):
-        RedisLock(own.url, label).acquire(timeout=0)
-
-
-def test_a_client_without_tls_is_told_that_the_connection_ended(own, label) -> None:
-    with pytest.raises(LockUnavailable):
-        RedisLock(own.url.replace("rediss+", "redis+"), label, ttl=1).acquire(timeout=0)
-
-
 def test_after_a_failover_the_lock_is_kept(own, certificate, label) -> None:
     ca = {"ssl_ca_certs": str(certificate.path)}
     lock = RedisLock(own.url, label, ttl=6, transport_options=ca)

@@ -23,7 +23,6 @@ from celery_redislock.operations import holders, list_locks
 from celery_redislock.protocol import calls, notes, rooms
 from celery_redislock.protocol.claims import (
     EXTENDED,
-    NOT_OURS,
     RETAKEN,
     Acquired,
     Busy,
@@ -266,14 +265,6 @@ def asks(store: Quorum, label: str) -> Any:
 def answered(store: Quorum, claim: Any, held: Acquired) -> Any:
     (reply,) = extended(store, extension(claim, held))
     return None if isinstance(reply, LockUnavailable) else reply.outcome
-
-
-def test_a_lock_that_an_operator_breaks_is_told(store, label) -> None:
-    claim = make_claim(label)
-    held = taken(store.run(calls.acquire(claim)))
-    assert store.run(calls.break_lock(claim.keys, 5, by="ops")) is not None
-    (reply,) = extended(store, extension(claim, held))
-    assert (reply.outcome, reply.broken_by) == (NOT_OURS, "ops")
 
 
 @pytest.mark.parametrize("lost", [1, 2])

@@ -11,14 +11,10 @@ from celery.app.trace import build_tracer
 
 from celery_redislock import (
     ConfigError,
-    Defer,
     LockConflict,
-    Queue,
     Raise,
     SingletonTask,
     Skip,
-    TaskSkipped,
-    Wait,
     current_lock,
     lock_acquired,
     lock_conflict,
@@ -61,17 +57,6 @@ def test_a_direct_call_inside_a_locked_task_is_a_plain_call(eager, client):
     assert outer == inner > 0
 
 
-def test_a_disabled_app_takes_no_lock_and_needs_no_redis():
-    app = Celery("disabled", broker="memory://", set_as_current=False)
-    app.conf.update(task_always_eager=True, redislock_eager=True, redislock_enabled=False)
-
-    @app.task(shared=False, base=SingletonTask, bind=True)
-    def disabled(self):
-        return self.lock.fence
-
-    assert disabled.delay().get() == 0
-
-
 @pytest.fixture
 def eager(app):
     app.conf.update(redislock_eager=True, task_always_eager=True)
@@ -100,31 +85,6 @@ def test_an_eager_duplicate_ends_as_its_policy_says(eager, policy, state):
         return result.id
 
     assert task.apply().successful()
-
-
-def test_an_eager_duplicate_is_skipped_where_it_would_be_deferred(eager):
-    @eager.task(shared=False, base=SingletonTask, on_conflict="defer")
-    def task(outer=True):
-        with pytest.raises(TaskSkipped):
-            task.apply().get()
-        return "ran"
-
-    assert task.apply().get() == "ran"
-
-
-@pytest.mark.parametrize("base", [Defer, Queue])
-def test_an_eager_duplicate_asks_a_subclass_that_has_an_act_of_its_own(eager, base):
-    class Mine(base):
-        def act(self, conflict):
-            return conflict.fail()
-
-    @eager.task(shared=False, base=SingletonTask, on_conflict=Wait(timeout=0, then=Mine()))
-    def task():
-        with pytest.raises(LockConflict):
-            task.apply().get()
-        return "ran"
-
-    assert task.apply().get() == "ran"
 
 
 def test_an_eager_retry_runs_under_its_own_earlier_attempts_lock(eager):

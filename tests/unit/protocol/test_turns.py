@@ -23,30 +23,15 @@ def test_one_takes_it_until_it_is_given_back():
     turn, one, other = Turn(), object(), object()
 
     assert turn.take(one, 5.0)
+    assert turn.take(one, 5.0), "who has it may ask again"
     assert not turn.take(other, 5.0)
+    turn.give_back(other)
     assert turn.is_of(one)
     assert not turn.is_of(other)
 
     turn.give_back(one)
     assert not turn.is_of(one)
     assert turn.take(other, 5.0)
-
-
-def test_who_has_it_may_ask_again():
-    turn, one = Turn(), object()
-
-    assert turn.take(one, 5.0)
-    assert turn.take(one, 5.0)
-
-
-def test_nobody_gives_back_anothers():
-    turn, one, other = Turn(), object(), object()
-    turn.take(one, 5.0)
-
-    turn.give_back(other)
-
-    assert turn.is_of(one)
-    assert not turn.take(other, 5.0)
 
 
 def test_it_ends_by_itself_at_its_time(time):
