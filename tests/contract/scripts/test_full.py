@@ -184,6 +184,17 @@ def test_a_room_is_looked_after_and_whose_turn_it_is_takes_the_lock(room, fill):
     room.published(room.settle(claim), "second")
 
 
+def test_who_waits_is_taken_out(room, fill):
+    """What frees memory comes first: the server refuses other commands then."""
+    holder = room.take("holder")
+    room.park("revoked", "dropped", "too")
+    room.replaces("in the slot")
+    fill()
+    room.leave("revoked")
+    assert len(room.drop_all()) == 3
+    assert room.settle(holder).ours
+
+
 def test_what_comes_back_to_its_room_and_must_wait_on_keeps_its_place(room, fill):
     holder = room.take("holder")
     room.park("first")

@@ -211,19 +211,3 @@ def test_whose_entries_are_lost_are_dropped(room: Room) -> None:
     dropped = room.drop_all()
     assert dropped == {room.entry_id(task): "" for task in tasks}
     assert not room.client.exists(room.keys.room)
-
-
-def test_a_server_without_memory_takes_out_who_waits(
-    own_store: Server, own_redis: RedisServer
-) -> None:
-    """What frees memory comes first: the server refuses other commands then."""
-    with own_redis.client() as client:
-        room = Room(own_store, client, "r")
-        holder = room.take("holder")
-        room.park("revoked", "dropped", "too")
-        room.replaces("in the slot")
-        client.set("big", "x" * 1_000_000)
-        client.config_set("maxmemory", "1mb")
-        room.leave("revoked")
-        assert len(room.drop_all()) == 3
-        assert room.settle(holder).ours

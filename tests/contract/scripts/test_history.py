@@ -7,6 +7,7 @@ import itertools
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -38,13 +39,24 @@ def make(label: str) -> Make:
     return make
 
 
-def run(store: Server, claim: Claim, how: str = past.SUCCEEDED) -> int:
+def end(
+    store: Server,
+    claim: Claim,
+    fence: int,
+    how: str = past.SUCCEEDED,
+    took: float = 1.0,
+    **more: Any,
+) -> bool:
+    """The run of that fence ends. Whether it had the lock."""
+    release = calls.Release(run_end=past.end_text(fence, took, how), **more)
+    return store.run(calls.settle(claim, release)).ours
+
+
+def run(store: Server, claim: Claim) -> int:
     """One run, which took a second. Its fence."""
     reply = store.run(calls.acquire(claim))
     assert isinstance(reply, Acquired)
-    assert store.run(
-        calls.settle(claim, calls.Release(run_end=past.end_text(reply.fence, 1.0, how)))
-    ).ours
+    assert end(store, claim, reply.fence)
     return reply.fence
 
 
@@ -66,9 +78,7 @@ def test_a_run_is_written_down_as_it_begins_and_as_it_ends(store, make, label) -
     assert (begun.fence, begun.how, begun.took) == (reply.fence, "", None)
     assert (begun.lock_id, begun.holder.task_id) == (claim.keys.lock_id, claim.task_id)
     assert history_of.running(store, label, [begun]) == {reply.fence: 0}
-    store.run(
-        calls.settle(claim, calls.Release(run_end=past.end_text(reply.fence, 1.5, past.FAILED)))
-    )
+    assert end(store, claim, reply.fence, past.FAILED, took=1.5)
     (ended,) = kept(store, claim)
     assert (ended.how, ended.took, ended.turned_away) == ("failed", 1.5, 0)
     assert ended.began == begun.began
@@ -82,12 +92,7 @@ def test_asking_again_is_not_another_run_nor_is_a_release_that_is_sent_twice_los
     claim = make()
     for _ in range(2):
         reply = store.run(calls.acquire(claim))
-    for _ in range(2):
-        store.run(
-            calls.settle(
-                claim, calls.Release(run_end=past.end_text(reply.fence, 1.0, past.SUCCEEDED))
-            )
-        )
+    assert [end(store, claim, reply.fence) for _ in range(2)] == [True, False]
     (only,) = kept(store, claim)
     assert only.how == "succeeded"
 
@@ -107,8 +112,7 @@ def test_a_run_whose_lock_is_gone_at_its_end_is_lost(store, inside, make, stray)
     claim = make()
     reply = store.run(calls.acquire(claim))
     inside.delete(claim.keys.lock)
-    end = past.end_text(reply.fence, 1.0, past.SUCCEEDED)
-    assert not store.run(calls.settle(claim, calls.Release(stray=stray, run_end=end))).ours
+    assert not end(store, claim, reply.fence, stray=stray)
     assert [each.how for each in kept(store, claim)] == ["lost"]
 
 
@@ -116,9 +120,7 @@ def test_a_broken_run_stays_broken(store, make) -> None:
     claim = make()
     reply = store.run(calls.acquire(claim))
     assert store.run(calls.break_lock(claim.keys, 30, task=claim.task)) is not None
-    store.run(
-        calls.settle(claim, calls.Release(run_end=past.end_text(reply.fence, 9.0, past.SUCCEEDED)))
-    )
+    assert not end(store, claim, reply.fence, took=9.0)
     (only,) = kept(store, claim)
     assert only.how == "broken"
     assert only.took < 9
@@ -129,11 +131,8 @@ def test_a_lock_that_is_left_to_a_retry_ends_a_run_and_one_that_is_broken_then_d
 ) -> None:
     claim = make()
     reply = store.run(calls.acquire(claim))
-    value, end = (
-        holders.held_for_retry(reply.value),
-        past.end_text(reply.fence, 1.0, past.RETRIED),
-    )
-    assert store.run(keep(claim, value, 30, end)).ours
+    value, retried = holders.held_for_retry(reply.value), past.RETRIED
+    assert store.run(keep(claim, value, 30, past.end_text(reply.fence, 1.0, retried))).ours
     store.run(calls.break_lock(claim.keys, 30, task=claim.task))
     assert [each.how for each in kept(store, claim)] == ["retried"]
 
@@ -143,18 +142,13 @@ def test_duplicates_are_counted_for_the_run_and_for_the_hour(store, inside, make
     duplicate = make(task=task, turned_away=True)
     reply = store.run(calls.acquire(holder))
     for _ in range(3):
-        assert isinstance(store.run(calls.acquire(dataclasses.replace(duplicate))), Busy)
+        assert isinstance(store.run(calls.acquire(duplicate)), Busy)
     store.run(calls.acquire(make()))  # it may wait
     store.run(calls.acquire(make(turned_away=True), "wait"))
     store.run(calls.turn_away(duplicate, reply.fence), once=True)
     store.run(calls.turn_away(duplicate, reply.fence - 1), once=True)  # another run's
     assert sum(history_of.by_the_hour(store, label)[task].values()) == 5
-    store.run(
-        calls.settle(
-            holder,
-            calls.Release(min_hold=30, run_end=past.end_text(reply.fence, 1.0, past.SUCCEEDED)),
-        )
-    )
+    assert end(store, holder, reply.fence, min_hold=30)
     store.run(calls.acquire(make(turned_away=True)))
     store.run(calls.acquire(make(task=task, turned_away=True)))  # another list says its end
     (only,) = kept(store, holder)
@@ -256,9 +250,7 @@ def test_a_server_without_memory_goes_on_without_history(make, own_store, own_re
         client.config_set("maxmemory", "1mb")
         own_store.run(calls.turn_away(make("0"), replies[0].fence), once=True)
         for claim, reply in zip(claims, replies, strict=True):
-            end = past.end_text(reply.fence, 1.0, past.SUCCEEDED)
-            assert own_store.run(calls.settle(claim, calls.Release(run_end=end))).ours
-            assert not own_store.run(calls.settle(claim, calls.Release(run_end=end))).ours
+            assert [end(own_store, claim, reply.fence) for _ in range(2)] == [True, False]
         client.config_set("maxmemory", 0)
         assert run(own_store, make("0"))
 
@@ -273,10 +265,10 @@ def test_a_user_without_the_rights_goes_on_and_keeps_nothing_or_little(make, own
             for _ in range(40):
                 run(store, make(lock))
 
-            holder, end = make(lock), calls.Release(min_hold=5, stray=True, run_end=past.DIED)
+            holder, died = make(lock), calls.Release(min_hold=5, stray=True, run_end=past.DIED)
             store.run(calls.acquire(holder))
             store.run(calls.acquire(make(lock, turned_away=True)))
-            store.run(calls.settle(holder, end))
+            store.run(calls.settle(holder, died))
             store.run(calls.acquire(make(lock, turned_away=True)))
 
             assert client.llen(holder.runs_key) <= past.RECORDS * (5 + SLACK), denied
