@@ -346,8 +346,7 @@ def held() -> int:
 
 
 @pytest.mark.parametrize(
-    ("what", "most", "modules"),
-    [("pair", 66, 18), ("delivery", 97, 28), ("duplicate", 93, 32)],
+    ("what", "most", "modules"), [("pair", 66, 18), ("delivery", 97, 28), ("duplicate", 93, 32)]
 )
 def test_what_is_done_most_makes_few_calls(call_counts, what, most, modules):
     """They must not creep up. A delivery is to reach 22 modules."""

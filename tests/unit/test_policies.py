@@ -158,8 +158,7 @@ def test_a_bare_number_is_no_argument_for_one_could_not_tell_of_what(policy: Any
 
 
 @pytest.mark.parametrize(
-    ("name", "policy"),
-    [("skip", Skip()), ("defer", Defer()), ("wait", Wait()), ("raise", Raise())],
+    ("name", "policy"), [("skip", Skip()), ("defer", Defer()), ("wait", Wait()), ("raise", Raise())]
 )
 def test_a_short_name_means_the_policy_with_its_defaults(name: str, policy: Policy) -> None:
     assert policy_named(name) == policy

@@ -124,9 +124,7 @@ def test_a_long_room_takes_no_more_commands_than_a_short_one(
     assert [each for each in found[1] if each[0] == "LRANGE" and each[3] == "-1"] == []
 
 
-def test_who_does_not_wait_is_not_looked_for_in_the_room(
-    alone: tuple[Server, redis.Redis],
-) -> None:
+def test_who_does_not_wait_is_not_looked_for_in_the_room(alone: tuple[Server, redis.Redis]) -> None:
     """To look for what is not there is to read all of it."""
     client, here = alone[1], LongRoom(*alone, "nobody looks for it", LENGTHS[0])
     found = asked(client, lambda: here.leave("stranger"))

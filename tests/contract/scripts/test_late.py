@@ -5,15 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_redislock.protocol import calls
-from celery_redislock.protocol.claims import (
-    RETAKEN,
-    Acquired,
-    Busy,
-    Claim,
-    Parked,
-    Parking,
-    to_ms,
-)
+from celery_redislock.protocol.claims import RETAKEN, Acquired, Busy, Claim, Parked, Parking, to_ms
 from celery_redislock.protocol.rooms import park
 from tests.contract.claims import extended, extension, make_claim, outcomes, taken
 

@@ -92,10 +92,7 @@ def restarts(server: RedisServer) -> None:
 
 @pytest.mark.parametrize(
     ("run", "cuts", "tls"),
-    [
-        ("uvloop", kills, True),
-        ("asyncio", restarts, False),
-    ],
+    [("uvloop", kills, True), ("asyncio", restarts, False)],
     indirect=["run"],
 )
 def test_connections_that_the_server_has_closed_cost_nothing(

@@ -23,12 +23,7 @@ from celery_redislock.servers.connections import PoolFactory, pools_like
 from celery_redislock.servers.node import Node
 from celery_redislock.servers.urls import source_from_url
 from tests.contract.claims import extended, extension, make_claim, outcomes, taken
-from tests.support.servers import (
-    RedisServer,
-    SentinelServer,
-    SentinelSet,
-    free_port,
-)
+from tests.support.servers import RedisServer, SentinelServer, SentinelSet, free_port
 from tests.support.tls import Certificate
 from tests.support.waiting import eventually
 

@@ -15,14 +15,7 @@ import pytest
 
 from celery_redislock import LockUnavailable
 from celery_redislock.protocol import calls, holders
-from celery_redislock.protocol.claims import (
-    EXTENDED,
-    NOT_OURS,
-    RETAKEN,
-    Acquired,
-    Busy,
-    Extension,
-)
+from celery_redislock.protocol.claims import EXTENDED, NOT_OURS, RETAKEN, Acquired, Busy, Extension
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.servers import scripts
 from celery_redislock.servers.connections import TRUSTED
@@ -95,11 +88,7 @@ def test_scripts_that_the_server_forgot_are_sent_again(own_store, own_redis, lab
         client.script_flush()
         assert own_store.run(calls.break_lock(claims[2].keys, 30)) is not None
         client.script_flush()
-        assert outcomes(extended(own_store, *wanted)) == [
-            RETAKEN,
-            NOT_OURS,
-            NOT_OURS,
-        ]
+        assert outcomes(extended(own_store, *wanted)) == [RETAKEN, NOT_OURS, NOT_OURS]
 
 
 @contextlib.contextmanager

@@ -22,13 +22,7 @@ from celery_redislock import (
 )
 from celery_redislock.tasks import reserve
 from tests.support.interrupts import interrupted
-from tests.support.sending import (
-    app,
-    define,
-    length,
-    make_sender,
-    tasks,
-)
+from tests.support.sending import app, define, length, make_sender, tasks
 from tests.support.servers import free_port
 from tests.support.waiting import eventually
 

@@ -64,10 +64,7 @@ CELERYS = {
 }
 #: Where classes of Celery's have subclasses.
 SUBCLASSES = ("tasks/locked.py", "tasks/task.py", "worker/request.py")
-OURS = {
-    "LockRequest": "celery.worker.request:Request",
-    "SingletonTask": "celery.app.task:Task",
-}
+OURS = {"LockRequest": "celery.worker.request:Request", "SingletonTask": "celery.app.task:Task"}
 
 
 class Hook(NamedTuple):

@@ -5,11 +5,7 @@ from __future__ import annotations
 import pytest
 from celery import Celery
 
-from celery_redislock import (
-    ConfigError,
-    Raise,
-    Skip,
-)
+from celery_redislock import ConfigError, Raise, Skip
 from celery_redislock.app.options import SETTINGS
 from celery_redislock.app.settings import app_locks
 from celery_redislock.testing import memory_locks

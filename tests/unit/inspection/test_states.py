@@ -7,14 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from celery_redislock.inspection.states import (
-    AWAITED,
-    IN_TROUBLE,
-    KEPT,
-    NO_LOCK,
-    RUNNING,
-    STATES,
-)
+from celery_redislock.inspection.states import AWAITED, IN_TROUBLE, KEPT, NO_LOCK, RUNNING, STATES
 
 ROOT = Path(__file__).resolve().parents[3]
 STATIC = ROOT / "celery_redislock/web/static"

@@ -10,15 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from wcwidth import wcswidth, wcwidth
 
-from celery_redislock.ops.terminal import (
-    Column,
-    cut,
-    grid,
-    named_values,
-    plain,
-    width_of,
-    wrap,
-)
+from celery_redislock.ops.terminal import Column, cut, grid, named_values, plain, width_of, wrap
 
 #: Texts as a hostile sender makes them, without what `plain` has escaped.
 TEXTS = st.text(st.characters(exclude_categories=["Cc", "Cs", "Cn"]), max_size=80).map(plain)

@@ -8,11 +8,7 @@ from typing import Any
 
 import pytest
 
-from celery_redislock import (
-    Holder,
-    LockConflict,
-    RedisLock,
-)
+from celery_redislock import Holder, LockConflict, RedisLock
 from celery_redislock.protocol import calls, holders
 
 

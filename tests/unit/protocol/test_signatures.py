@@ -284,13 +284,7 @@ def makes_it_async(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize(
-    "function",
-    [
-        coroutine,
-        generator,
-        makes_it_async(no_session),
-        makes_it_async(coroutine),
-    ],
+    "function", [coroutine, generator, makes_it_async(no_session), makes_it_async(coroutine)]
 )
 @pytest.mark.parametrize("lock_key", [None, "one"])
 def test_a_body_that_is_async_is_refused_when_the_task_is_bound(

@@ -61,7 +61,7 @@ def test_the_runs_are_those_of_the_history(past):
     runs = [kept("x", "b", 2, T0 + 3, T0 + 4, "failed"), kept("x", "a", 1, T0, T0 + 2)]
     past.remember(runs, T0 + 5)
     assert [(id_, run["task_id"], run["how"]) for id_, run in past.runs.items()] == [
-        *(("2:x", "b", "failed"), ("1:x", "a", "succeeded")),
+        *(("2:x", "b", "failed"), ("1:x", "a", "succeeded"))
     ]
     past.remember(runs, T0 + 3.5 + WINDOW)
     assert [*past.runs] == ["2:x"], "the other is too old"
@@ -84,10 +84,7 @@ def test_a_lane_begins_where_the_history_may_have_dropped_older_runs(past):
 def test_a_lock_that_is_held_begins_there_too_if_others_pushed_its_runs_out(past):
     twin = next(each for each in map(str, range(10_000)) if _bucket(each) == _bucket("x"))
     past.remember(many(KEPT), T0 + 100)
-    assert past.kept_since(seen(T0 + 100, found(twin, "a"), found("y", "b"))) == {
-        "x": T0,
-        twin: T0,
-    }
+    assert past.kept_since(seen(T0 + 100, found(twin, "a"), found("y", "b"))) == {"x": T0, twin: T0}
 
 
 def test_the_tasks_of_a_bucket_share_what_it_keeps(past):
