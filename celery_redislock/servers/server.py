@@ -52,7 +52,7 @@ class Server(ABC):
         """
         replicas = (self.min_replicas,) if call.takes and self.min_replicas else ()
         began, tries = clock(), None
-        # Not by `_persist`: one call fewer here, see `tests/contract/test_costs.py`.
+        # Not by `_persist`: one call fewer here, for each run.
         key, ttl = call.keys[0], call.ttl
         while True:
             try:

@@ -1,12 +1,9 @@
-"""What a lock costs, in figures that no machine changes: commands, round trips, calls, memory."""
+"""What a lock costs, in figures that no machine changes: commands, round trips, memory."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import json
-import subprocess
-import sys
 import threading
 import time
 import tracemalloc
@@ -27,7 +24,6 @@ from celery_redislock.protocol.tokens import new_token
 from celery_redislock.servers.scripts import sha_of, text_of
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
-from tests.support.workers import ROOT
 
 SCRIPTS = {sha_of(name): name for name in ("acquire", "extend", "settle", "park", "reserve")}
 #: What connections begin with; how the worker that looks after rooms asks, and a test.
@@ -142,16 +138,6 @@ def test_a_lock_that_is_soon_released_does_not_wake_the_heartbeat(
                 pairs += 1
     assert pairs > 100
     assert len(rings) <= pairs / 4
-
-
-@pytest.fixture(scope="module")
-def call_counts() -> dict[str, dict[str, int]]:
-    """How often our modules are called, in a process of its own."""
-    with RedisServer() as server:
-        command = [sys.executable, "-m", "tests.support.call_counts", server.url]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    found: dict[str, dict[str, int]] = json.loads(done.stdout)
-    return found
 
 
 # -- tasks in a worker ------------------------------------------------------------------------
@@ -294,24 +280,6 @@ def test_a_duplicate_after_one_that_waits_is_parked_at_once(send, lock_server, l
     assert [each for each in sent if each != "HDEL"] == ["park"] * 3
 
 
-# -- in the sender ----------------------------------------------------------------------------
-
-
-def test_to_send_a_task_that_is_unique_while_it_runs_costs_nothing(own_redis):
-    app = Celery("costs", broker="memory://", set_as_current=False)
-    app.conf.redislock_url = own_redis.url
-
-    @app.task(base=SingletonTask, name="costs.sent")
-    def sent_task(number):
-        """Never run."""
-
-    app.finalize()
-    with sent_to(own_redis) as sent:
-        for number in range(5):
-            sent_task.delay(number)
-    assert sent == []
-
-
 # -- memory -----------------------------------------------------------------------------------
 
 
@@ -343,16 +311,6 @@ def held() -> int:
     gc.collect()
     others = tracemalloc.Filter(False, "*/tests/support/*")
     return sum(each.size for each in tracemalloc.take_snapshot().filter_traces([others]).traces)
-
-
-@pytest.mark.parametrize(
-    ("what", "most", "modules"), [("pair", 66, 18), ("delivery", 97, 28), ("duplicate", 93, 32)]
-)
-def test_what_is_done_most_makes_few_calls(call_counts, what, most, modules):
-    """They must not creep up. A delivery is to reach 22 modules."""
-    counts = call_counts[what]
-    assert sum(counts.values()) <= most, counts
-    assert len(counts) <= modules, counts
 
 
 def test_a_pair_needs_little_memory_and_leaves_none(lock):

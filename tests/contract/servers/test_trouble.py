@@ -294,14 +294,6 @@ def test_a_connection_that_the_server_closed_costs_no_lock(own_redis, own_store,
     assert own_store.run(calls.settle(claim), once=bool(idle)).ours
 
 
-def test_an_exchange_takes_no_new_connection(own_redis, own_store, label):
-    for number in range(20):
-        claim = make_claim(f"{label}{number}")
-        taken(own_store.run(calls.acquire(claim)))
-        assert own_store.run(calls.settle(claim)).ours
-    assert len(own_store._connections["main", operation_timeout(30.0)]._idle) == 1
-
-
 # -- exchanges that are cut short -------------------------------------------------------------
 
 

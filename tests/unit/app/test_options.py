@@ -6,6 +6,7 @@ A typo must never mean "no lock".
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 from datetime import timedelta
 from types import FunctionType
@@ -514,14 +515,16 @@ def test_options_for_a_task_that_has_its_own_are_said_to_be_ignored(
     for name, base in (("options.second", SingletonTask), ("other.task", None)):
         app.task(name=name, shared=False, base=base)(body)
     task = define(app, lock_ttl=5)
+    caplog.set_level(logging.INFO, "celery_redislock")
     start_worker_of(app)
     assert task.lock_options.lock_ttl == 5
     assert app.tasks["other.task"].lock_options.lock_ttl == 62
     lines = [record.getMessage() for record in caplog.records]
-    assert len(lines) == 3
-    assert "redislock_tasks['no.such.task'] matches no task" in lines[0]
+    assert len(lines) == 4
+    assert lines[0] == "redislock: redislock_tasks['no.such.task'] matches no task of this app"
     assert "redislock_tasks['options.s*'] is ignored: options.second is a Singleton" in lines[1]
     assert "redislock_tasks['options.task'] is ignored: options.task is a Singleton" in lines[2]
+    assert lines[3] == "redislock: redislock_enabled is False: 3 tasks without locks"
 
 
 def test_a_misconfigured_task_is_refused_at_each_use_and_never_runs_unlocked(make_app) -> None:
