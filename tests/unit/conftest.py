@@ -43,6 +43,12 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
+def app(make_app: Callable[..., Celery]) -> Celery:
+    """With a broker in memory; its lock server is named and never asked."""
+    return make_app()
+
+
+@pytest.fixture
 def start_worker_of() -> Callable[[Celery], None]:
     """What a worker's start does before its pool; the lock server is not asked: the worker has
     ended, so the background work that it begins does nothing.

@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from kombu.utils import json as kombu_json
 
 from celery_redislock.protocol.canonical import canonical, digest
-from tests.unit.protocol.test_names import app, key_at_worker, plain, singleton
-
-__all__ = ["app"]  # fixtures
+from tests.unit.protocol.test_names import key_at_worker, plain, singleton
 
 
 def test_int_keys_of_a_dict_are_the_texts_that_json_makes_of_them(app: Celery) -> None:

@@ -6,7 +6,7 @@ import functools
 import inspect
 import re
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -28,15 +28,6 @@ from celery_redislock.testing import (
 )
 
 ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture
-def app() -> Iterator[Celery]:
-    """An app with a broker in memory; its lock server is named and never asked."""
-    app = Celery("keys", broker="memory://", set_as_current=False)
-    app.conf.redislock_url = "redis://127.0.0.1:1/0"
-    yield app
-    app.close()
 
 
 def singleton(app: Celery, function: Callable[..., Any], **options: Any) -> SingletonTask:
@@ -171,11 +162,9 @@ def test_a_list_chooses_the_arguments_that_count(app: Celery) -> None:
     assert task.lock_key_for(1) != task.lock_key_for(2)
 
 
-def test_the_order_of_a_list_does_not_matter(app: Celery) -> None:
+def test_the_order_of_a_list_does_not_matter(app: Celery, make_app: Any) -> None:
     first = singleton(app, plain, lock_key=["x", "y"]).lock_key_for(1)
-    other = Celery("other", broker="memory://", set_as_current=False)
-    other.conf.redislock_url = "redis://127.0.0.1:1/0"
-    assert singleton(other, plain, lock_key=["y", "x"]).lock_key_for(1) == first
+    assert singleton(make_app(), plain, lock_key=["y", "x"]).lock_key_for(1) == first
 
 
 def test_a_list_chooses_from_what_kwargs_take_up(app: Celery) -> None:
@@ -403,15 +392,13 @@ def test_a_template_takes_headers_in_any_place(app: Celery) -> None:
 
 
 def test_a_header_that_is_missing_or_none_gives_a_key_of_its_own_or_does_not_fit(
-    app: Celery,
+    app: Celery, make_app: Any
 ) -> None:
     task = singleton(app, plain, lock_key=["x"], lock_headers=["tenant"])
     assert task.lock_key_for(1) == task.with_headers({"tenant": None}).lock_key_for(1)
     texts = [task.with_headers({"tenant": each}).lock_key_for(1) for each in ("None", "", 0, False)]
     assert len({*texts, task.lock_key_for(1)}) == 5
-    other = Celery("other", broker="memory://", set_as_current=False)
-    other.conf.redislock_url = "redis://127.0.0.1:1/0"
-    named = singleton(other, plain, lock_key="{headers[tenant]}", lock_headers=["tenant"])
+    named = singleton(make_app(), plain, lock_key="{headers[tenant]}", lock_headers=["tenant"])
     with pytest.raises(ValueError, match=r"keys.task: lock_key='{headers\[tenant\]}' does not fit"):
         named.lock_key_for(1)
 
@@ -455,15 +442,15 @@ def test_headers_that_cannot_be_part_of_the_key_are_refused_at_once(
     assert says in str(caught.value)
 
 
-def test_a_template_and_an_argument_called_headers_do_not_go_together(app: Celery) -> None:
+def test_a_template_and_an_argument_called_headers_do_not_go_together(
+    app: Celery, make_app: Any
+) -> None:
     def function(headers: Any) -> None:
         """Such as a web request's."""
 
     with pytest.raises(ConfigError, match="the task has an argument named 'headers'"):
         singleton(app, function, lock_key="{headers[a]}", lock_headers=["a"])
-    other = Celery("other", broker="memory://", set_as_current=False)
-    other.conf.redislock_url = "redis://127.0.0.1:1/0"
-    singleton(other, function, lock_headers=["a"], lock_label="a request")
+    singleton(make_app(), function, lock_headers=["a"], lock_label="a request")
 
 
 def test_a_label_may_show_headers(app: Celery) -> None:

@@ -16,9 +16,7 @@ from celery_redislock import ConfigError, SingletonTask
 from celery_redislock.protocol.names import KeyMaker
 from celery_redislock.protocol.signatures import call_signature
 from celery_redislock.testing import memory_locks
-from tests.unit.protocol.test_names import app, key_at_worker, singleton
-
-__all__ = ["app"]  # a fixture
+from tests.unit.protocol.test_names import key_at_worker, singleton
 
 SESSION = object()
 

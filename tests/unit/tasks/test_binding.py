@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,14 +14,6 @@ from celery.worker.strategy import default
 from celery_redislock import ConfigError, SingletonTask
 from celery_redislock.compat.celery_once import QueueOnce
 from celery_redislock.tasks.target import TargetError, keys_of_call
-
-
-@pytest.fixture
-def app() -> Iterator[Celery]:
-    app = Celery("binding", set_as_current=False)
-    app.conf.update(broker_url="memory://", redislock_url="redis://127.0.0.1:1/0")  # never asked
-    yield app
-    app.close()
 
 
 class Batches(Task):

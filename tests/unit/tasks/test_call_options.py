@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
 
@@ -30,9 +30,8 @@ WRONG = [
 
 
 @pytest.fixture
-def app() -> Iterator[Celery]:
-    app = Celery("calls", broker="memory://", backend="cache+memory://", set_as_current=False)
-    app.conf.update(redislock_url="redis://127.0.0.1:1/0", redislock_tasks={"theirs": {}})
+def app(make_app: Any) -> Celery:
+    app = make_app(result_backend="cache+memory://", redislock_tasks={"theirs": {}})
 
     @app.task(base=SingletonTask, name="calls.sync", shared=False)
     def sync(x: Any = None) -> str:
@@ -47,8 +46,7 @@ def app() -> Iterator[Celery]:
         return "ran"
 
     app.finalize()
-    yield app
-    app.close()
+    return app
 
 
 CALLS: list[Callable[[Celery, Task, dict[str, Any]], Any]] = [
@@ -128,7 +126,7 @@ def test_a_stamp_may_have_any_name(app) -> None:
 
 
 def test_an_app_that_checks_what_is_sent_is_pickled_as_before(app) -> None:
-    assert pickle.loads(pickle.dumps(app)).main == "calls"
+    assert pickle.loads(pickle.dumps(app)).main == "unconnected"
 
 
 def test_what_a_tool_has_put_on_the_app_is_called_and_checked(app) -> None:

@@ -5,17 +5,9 @@ from __future__ import annotations
 import logging
 
 import pytest
-from celery import Celery
 
 from celery_redislock import ConfigError, SingletonTask
 from celery_redislock.protocol.holders import LONGEST_LABEL, label_text
-
-
-@pytest.fixture
-def app():
-    app = Celery("labels", set_as_current=False)
-    app.conf.update(redislock_url="redis://127.0.0.1:1", broker_url="memory://")
-    return app
 
 
 def labelled(app, lock_label, name="ships", **options):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 
 import pytest
-from celery import Celery
 from celery.app import trace
 
 from celery_redislock import Defer, LockConflict, Raise, SingletonTask
@@ -13,12 +12,10 @@ from celery_redislock.app.internals import EXPECTED, TRACE_LOGGER
 from celery_redislock.testing import hold_lock, memory_locks
 
 
-@pytest.fixture
-def app():
-    app = Celery("refused", set_as_current=False)
-    app.conf.update(redislock_url="redis://127.0.0.1:1", broker_url="memory://")
+@pytest.fixture(autouse=True)
+def locks():
     with memory_locks():
-        yield app
+        yield
 
 
 @pytest.fixture
