@@ -556,19 +556,16 @@ def test_an_error_that_is_raised_often_does_not_grow(make_app) -> None:
 # -- without locks ----------------------------------------------------------------------------
 
 
-def test_disabled_locks_need_no_server() -> None:
-    app = Celery("off", broker="memory://", set_as_current=False)
-    app.conf.update(redislock_enabled=False, redislock_eager=True, task_always_eager=True)
-    task = define(app)
+def test_disabled_locks_need_no_server(make_app) -> None:
+    off = {"redislock_url": None, "redislock_enabled": False}
+    task = define(make_app(**off, redislock_eager=True, task_always_eager=True))
     assert task.delay().get() == "ran"
     assert task() == "ran"
 
 
-def test_a_bad_option_is_refused_also_while_locks_are_disabled() -> None:
-    app = Celery("off", broker="memory://", set_as_current=False)
-    app.conf.redislock_enabled = False
+def test_a_bad_option_is_refused_also_while_locks_are_disabled(make_app) -> None:
     with pytest.raises(ConfigError):
-        define(app, lock_ttl=0)
+        define(make_app(redislock_enabled=False), lock_ttl=0)
 
 
 def test_eager_tasks_need_no_server(make_app) -> None:
@@ -579,8 +576,6 @@ def test_eager_tasks_need_no_server(make_app) -> None:
     assert task.apply((1,)).get() == "ran"
 
 
-def test_eager_tasks_that_are_to_lock_need_a_server() -> None:
-    app = Celery("eager", broker="memory://", set_as_current=False)
-    app.conf.update(task_always_eager=True, redislock_eager=True)
+def test_eager_tasks_that_are_to_lock_need_a_server(make_app) -> None:
     with pytest.raises(ConfigError, match="set redislock_url"):
-        define(app)
+        define(make_app(redislock_url=None, task_always_eager=True, redislock_eager=True))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from celery import Celery
 
@@ -18,15 +20,15 @@ def test_the_apps_defaults_stand_in_for_what_a_task_leaves_out(make_app) -> None
     assert (options.lock_ttl, options.on_conflict, options.on_lock_lost) == (7, Raise(), "abort")
 
 
-def test_the_settings_are_read_from_a_namespace_of_celerys(make_app) -> None:
-    class Settings:
-        CELERY_BROKER_URL = "memory://"
-        CELERY_REDISLOCK_URL = URL
-        CELERY_REDISLOCK_TTL = 11
-        CELERY_REDISLOCK_PREFIX = "spaced"
-
+def with_namespace(**settings: Any) -> Celery:
     app = Celery("namespace", set_as_current=False)
-    app.config_from_object(Settings, namespace="CELERY")
+    app.config_from_object(type("Settings", (), settings), namespace="CELERY")
+    return app
+
+
+def test_the_settings_are_read_from_a_namespace_of_celerys() -> None:
+    more = {"CELERY_REDISLOCK_TTL": 11, "CELERY_REDISLOCK_PREFIX": "spaced"}
+    app = with_namespace(CELERY_BROKER_URL="memory://", CELERY_REDISLOCK_URL=URL, **more)
     task = define(app)
     assert task.lock_options.lock_ttl == 11
     assert task.lock_key_for().startswith("spaced:{")
@@ -60,13 +62,9 @@ def test_an_unknown_setting_is_refused_with_all_that_there_are(make_app, setting
 
 def test_a_near_miss_of_a_namespaces_setting_is_refused_and_others_are_not_ours() -> None:
     settings = {"CELERY_REDISLOCK_URL": URL, "REDIS_LOCK_TIMEOUT": 5, "CELERY_REDIS_BLOCKING": 1}
-    app = Celery("namespace", set_as_current=False)
-    app.config_from_object(type("Settings", (), settings), namespace="CELERY")
-    assert define(app).lock_options.lock_ttl == 30
+    assert define(with_namespace(**settings)).lock_options.lock_ttl == 30
     for near in ("redis_lock_ttl", "redislock_tll"):
-        app = Celery("namespace", set_as_current=False)
-        wrong = {**settings, f"CELERY_{near.upper()}": 5}
-        app.config_from_object(type("Settings", (), wrong), namespace="CELERY")
+        app = with_namespace(**settings, **{f"CELERY_{near.upper()}": 5})
         with pytest.raises(ConfigError, match=f"'{near}'; did you mean redislock_ttl"):
             define(app)
 
@@ -161,62 +159,66 @@ def test_without_any_redis_url_a_task_is_refused_and_told_what_to_set() -> None:
     assert "set redislock_url" in str(caught.value)
 
 
+RESULTS, SSL = "redis://results/1", {"ssl_ca_certs": "/c"}
+SENTINELS = "sentinel://one:26379;sentinel://two:26379"
+#: For the result backend. What does not tell how to connect is not for locks.
+OTHERS = {"retry_policy": {"timeout": 5}, "visibility_timeout": 60, "socket_timeout": 120}
+
+
 @pytest.mark.parametrize(
-    ("settings", "url"),
+    ("settings", "url", "options"),
     [
-        ({"redislock_url": "redis://own/3", "result_backend": "redis://results/1"}, "own/3"),
-        ({"result_backend": "redis://results/1", "broker_url": "redis://broker/2"}, "results/1"),
-        ({"result_backend": "rpc://", "broker_url": "redis://broker/2"}, "broker/2"),
-        ({"result_backend": None, "broker_url": "rediss://broker/2"}, "broker/2"),
-        ({"broker_url": ["amqp://first//", "redis://second/2"]}, "second/2"),
-        ({"broker_url": "amqp://first//;redis://second/2"}, "second/2"),
-        ({"broker_url": "redis+socket:///run/redis.sock?virtual_host=2"}, "/run/redis.sock"),
+        ({"redislock_url": "redis://own/3", "result_backend": RESULTS}, "own/3", {}),
+        (
+            {"result_backend": RESULTS, "broker_url": "redis://broker/2"},
+            "results/1",
+            {},
+        ),
+        ({"result_backend": "rpc://", "broker_url": "redis://broker/2"}, "broker/2", {}),
+        ({"result_backend": None, "broker_url": "rediss://broker/2"}, "broker/2", {}),
+        ({"broker_url": ["amqp://first//", "redis://second/2"]}, "second/2", {}),
+        ({"broker_url": "amqp://first//;redis://second/2"}, "second/2", {}),
+        ({"broker_url": "redis+socket:///run/redis.sock?virtual_host=2"}, "/run/redis.sock", {}),
+        (
+            {
+                "result_backend": RESULTS,
+                "result_backend_transport_options": {**OTHERS, "client_name": "results"},
+            },
+            "results/1",
+            {"client_name": "results"},
+        ),
+        (
+            {
+                "broker_url": SENTINELS,
+                "broker_transport_options": {"master_name": "main", "visibility_timeout": 5},
+                "redislock_transport_options": {"db": 4},
+            },
+            SENTINELS,
+            {"master_name": "main", "db": 4},
+        ),
+        (
+            {
+                "result_backend": RESULTS,
+                "redis_backend_use_ssl": {"ssl_ca_certs": "/c"},
+            },
+            "results/1",
+            {"ssl_ca_certs": "/c"},
+        ),
+        (
+            {"broker_url": "redis://broker/1", "broker_use_ssl": {"ssl_ca_certs": "/c"}},
+            "broker/1",
+            {"ssl_ca_certs": "/c"},
+        ),
     ],
 )
-def test_the_server_is_the_set_one_or_the_result_backend_or_the_broker(settings, url) -> None:
-    app = Celery("derived", set_as_current=False)
-    app.conf.update({"broker_url": "memory://", **settings})
+def test_the_server_is_the_set_one_or_the_result_backend_or_the_broker(
+    make_app, settings, url, options
+) -> None:
+    app = make_app(**{"redislock_url": None, **settings})
     define(app)
-    assert url in app_locks(app).require_address().url
-
-
-def test_from_the_result_backends_options_only_what_tells_how_to_connect_is_taken() -> None:
-    app = Celery("derived", broker="memory://", set_as_current=False)
-    app.conf.update(
-        result_backend="redis://results/1",
-        result_backend_transport_options={
-            "retry_policy": {"timeout": 5},
-            "visibility_timeout": 60,
-            "socket_timeout": 120,
-            "client_name": "results",
-        },
-    )
-    define(app)
-    assert app_locks(app).require_address().options == {"client_name": "results"}
-
-
-def test_sentinels_of_the_broker_are_asked_with_its_master_name() -> None:
-    app = Celery("derived", set_as_current=False)
-    app.conf.update(
-        broker_url="sentinel://one:26379;sentinel://two:26379",
-        broker_transport_options={"master_name": "main", "visibility_timeout": 5},
-        redislock_transport_options={"db": 4},
-    )
-    define(app)
-    server = app_locks(app).require_address()
-    assert server.url == "sentinel://one:26379;sentinel://two:26379"
-    assert server.options == {"master_name": "main", "db": 4}
-
-
-def test_the_ssl_settings_of_broker_and_backend_are_taken_over() -> None:
-    for settings in (
-        {"result_backend": "redis://results/1", "redis_backend_use_ssl": {"ssl_ca_certs": "/ca"}},
-        {"broker_url": "redis://broker/1", "broker_use_ssl": {"ssl_ca_certs": "/ca"}},
-    ):
-        app = Celery("derived", set_as_current=False)
-        app.conf.update({"broker_url": "memory://", **settings})
-        define(app)
-        assert app_locks(app).require_address().options == {"ssl_ca_certs": "/ca"}
+    address = app_locks(app).require_address()
+    assert url in address.url
+    assert address.options == options
 
 
 def test_defining_a_task_leaves_celerys_settings_of_other_tasks_alone(make_app) -> None:
@@ -226,10 +228,8 @@ def test_defining_a_task_leaves_celerys_settings_of_other_tasks_alone(make_app) 
     assert other.serializer == "pickle"
 
 
-def test_the_server_is_told_with_its_prefix_and_without_its_password() -> None:
-    app = Celery("told", set_as_current=False)
-    app.conf.redislock_url = "redis://user:secret@cache:6380/3"
-    app.conf.redislock_prefix = "shop"
+def test_the_server_is_told_with_its_prefix_and_without_its_password(make_app) -> None:
+    app = make_app(redislock_url="redis://user:secret@cache:6380/3", redislock_prefix="shop")
     assert app_locks(app).describe_server() == "redis://cache:6380/3, prefix 'shop'"
     with memory_locks():
         assert app_locks(app).describe_server() == "memory, prefix 'shop'"
