@@ -11,11 +11,9 @@ from celery_redislock.protocol.claims import (
     EXTENDED,
     NOT_OURS,
     RETAKEN,
-    Acquired,
     Claim,
     Extended,
     Extension,
-    Settled,
 )
 from celery_redislock.protocol.holders import Holder
 from celery_redislock.protocol.keys import lock_keys
@@ -44,16 +42,6 @@ def test_an_extension_that_retakes_is_one_with_the_highest_counter() -> None:
     assert calls.retaking(calls.extend(extension)).args == calls.extend(highest).args
 
 
-def test_the_fence_is_raised_where_it_is_counted() -> None:
-    call = calls.raise_fence(calls.acquire(CLAIM), 9)
-    assert (call.keys, call.args) == ((CLAIM.keys.fence,), (9,))
-
-
-def test_an_acquisition_has_the_highest_fence_and_the_shortest_right() -> None:
-    got = [Acquired("a", 3, 10.0), Acquired("b", 5, 10.5), Acquired("c", 4, 11.0)]
-    assert majority.acquired(got, 100.0) == Acquired("b", 5, 10.0 - 1.0 - 0.002)
-
-
 OURS, BACK, NOT = Extended(EXTENDED, 1), Extended(RETAKEN, 2), Extended(NOT_OURS, 3)
 BROKEN = Extended(NOT_OURS, 4, broken_by="ops")
 REPLACED = Extended(EXTENDED, 1, Holder(task_id="newer"), 5.0)
@@ -79,21 +67,6 @@ def test_only_what_was_taken_again_may_be_what_was_given_back(reply) -> None:
 )
 def test_an_extension_is_what_a_majority_says(answers, expected) -> None:
     assert majority.extended(answers, 2) == expected
-
-
-@pytest.mark.parametrize(
-    ("answers", "expected"),
-    [
-        ((True, False, True), True),
-        ((True, False), False),
-        ((Settled(True), Settled(False), Settled(True)), Settled(True)),
-        ((Settled(True), Settled(False)), Settled(False)),
-        ((None, Holder(task="x"), None), Holder(task="x")),
-        ((None, None), None),
-    ],
-)
-def test_what_is_counted(answers, expected) -> None:
-    assert majority.counted(answers, 2) == expected
 
 
 def test_the_same_holder_is_one_with_another_time_and_fence() -> None:
