@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from celery_redislock import Holder
 from celery_redislock.protocol import calls
 from celery_redislock.protocol.claims import (
     EXTENDED,
@@ -20,15 +17,6 @@ from celery_redislock.protocol.claims import (
 from celery_redislock.protocol.keys import BUCKETS
 from tests.contract.claims import busy, extended, extension, make_claim, outcomes, taken
 from tests.support.waiting import eventually
-
-
-@pytest.mark.parametrize("at", ["yesterday", 1e300, -5, [1], {}])
-def test_a_holder_that_wrote_nonsense_can_still_be_shown(store, inside, label, at) -> None:
-    keys = make_claim(label).keys
-    inside.set(keys.lock, json.dumps({"token": "x", "pid": 5, "acquired_at": at}))
-    assert store.ask(calls.holder_of(keys, 30)) == Holder()
-    assert str(busy(store.run(calls.acquire(make_claim(label)))).holder) == "a foreign value"
-    assert inside.exists(keys.lock)
 
 
 def test_a_foreign_value_that_lapses_frees_the_lock(store, inside, label) -> None:
