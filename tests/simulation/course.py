@@ -198,7 +198,6 @@ class Course(baton.World):
         self.overlaps: list[tuple[list[Run], Run]] = []
         self.names: dict[str, str] = {}
         self.workers: list[workers.Worker | None] = []
-        self.lock_holders: dict[str, list[Any]] = {}
         worker_state.reserved_requests.clear()
         broker.use(broker.Broker(plan.visibility))
         backend.use(self._stored)
@@ -299,7 +298,6 @@ class Course(baton.World):
         self.sleep(
             max([0.0, *(each.last - self.now for each in self.suspended if each.last < math.inf)])
         )
-        self.quiet_from = self.now
         self.sleep(2 * self.ttl + QUIET)
         if self.suspended:
             self.spawn(baton.Process(self, "operator"), "main", self._look_for_suspensions)

@@ -9,28 +9,10 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from . import planted
 from .planting import ROOT
-
-
-class Found(NamedTuple):
-    """What a hunt has found.
-
-    Attributes:
-        by: the properties that found the fault; none if nothing did.
-        seed: where.
-        cpu: seconds of CPU until then.
-        courses: how many courses have run until then.
-    """
-
-    fault: str
-    by: tuple[str, ...]
-    seed: int
-    cpu: float
-    courses: int
 
 
 class Interpreter:
@@ -77,8 +59,10 @@ def serve() -> None:
         print(json.dumps(reply), flush=True)
 
 
-def hunt(fault: str, clean: Interpreter, first: int, most: float) -> Found:
-    """Hunt for a fault for at most so many seconds of CPU."""
+def hunt(fault: str, clean: Interpreter, first: int, most: float) -> bool:
+    """Hunt for a fault for at most so many seconds of CPU. Say which properties have found it, at
+    which seed, after how many courses and seconds.
+    """
     cpu, courses, seed = 0.0, 0, first - 1
     with Interpreter(fault) as mutated:
         while cpu < most:
@@ -87,7 +71,6 @@ def hunt(fault: str, clean: Interpreter, first: int, most: float) -> Found:
             if told is None:
                 continue
             cpu, courses = cpu + told["cpu"], courses + 1
-            _say(f"{fault}: {courses} courses, {cpu:.0f} s of CPU")
             # What is the world's own fault finds nothing.
             failed = {which for which, _ in told["failures"]} - {"died", "crashed"}
             if failed:
@@ -95,28 +78,11 @@ def hunt(fault: str, clean: Interpreter, first: int, most: float) -> Found:
                 assert known is not None
                 failed -= {which for which, _ in known["failures"]}
             if failed:
-                return Found(fault, tuple(sorted(failed)), seed, cpu, courses)
-    return Found(fault, (), seed, cpu, courses)
-
-
-def _say(text: str) -> None:
-    if sys.stderr.isatty():
-        print(f"\r{text[:100]:100}", end="", file=sys.stderr, flush=True)
-
-
-def table(rows: list[Found]) -> Iterator[str]:
-    """The lines of a table."""
-    head = ("fault", "found by", "seed", "CPU s", "courses")
-    cells = [
-        (each.fault, ", ".join(each.by) or "-", str(each.seed) if each.by else "-",
-         f"{each.cpu:.1f}", str(each.courses))
-        for each in rows
-    ]  # fmt: skip
-    widths = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
-    for row in (head, *cells):
-        words = [each.ljust(width) for each, width in zip(row[:2], widths, strict=False)]
-        numbers = [each.rjust(width) for each, width in zip(row[2:], widths[2:], strict=True)]
-        yield "  ".join([*words, *numbers]).rstrip()
+                by = ", ".join(sorted(failed))
+                print(f"{fault}: {by}; seed {seed}, {courses} courses, {cpu:.1f} s", flush=True)
+                return True
+    print(f"{fault}: NOTHING; {courses} courses, {cpu:.1f} s", flush=True)
+    return False
 
 
 def main() -> None:
@@ -127,23 +93,16 @@ def main() -> None:
     p.add_argument("--of", choices=["known", "own", "faults"], help="only this list")
     p.add_argument("--minutes", type=float, default=10.0, help="of CPU, for each (10)")
     p.add_argument("--first", type=int, default=0, metavar="SEED", help="the first seed (0)")
-    p.add_argument("--json", action="store_true", help="as JSON")
     args = p.parse_args()
     every = {"known": planted.KNOWN, "own": planted.OWN, "faults": planted.FAULTS}
-    rows = []
+    wanted = [
+        name
+        for name in every.get(args.of, planted.EVERY)
+        if args.only in name and name not in args.but
+    ]
     with Interpreter() as clean:
-        for name in every.get(args.of, planted.EVERY):
-            if args.only in name and name not in args.but:
-                found = hunt(name, clean, args.first, 60 * args.minutes)
-                rows.append(found)
-                _say("")
-                by = ", ".join(found.by) or "NOTHING"
-                print(f"{name}: {by}, {found.cpu:.1f} s", file=sys.stderr, flush=True)
-    if args.json:
-        print(json.dumps([each._asdict() for each in rows], indent=1))
-    else:
-        print(*table(rows), sep="\n")
-    sys.exit(any(not each.by for each in rows))
+        found = [hunt(name, clean, args.first, 60 * args.minutes) for name in wanted]
+    sys.exit(not all(found))
 
 
 if __name__ == "__main__":

@@ -21,11 +21,7 @@ from celery import Celery
 from celery.app import trace
 from celery.app.trace import build_tracer
 from celery.concurrency.prefork import TaskPool
-from celery.exceptions import (
-    SoftTimeLimitExceeded,
-    TimeLimitExceeded,
-    WorkerLostError,
-)
+from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError
 from celery.utils import imports
 from celery.worker import state as worker_state
 from celery.worker.request import TaskRevokedError
