@@ -35,6 +35,7 @@ FOREIGN = [
     b'{"token":"x","pid":"one"}',
     b'{"token":"x","task":["a"],"task_id":"b"}',
     b'{"token":"x","task_id":{}}',
+    b'{"token":"x","task_id":"a","label":["b"]}',
     b'{"token":"x","attempt":null}',
     b'{"token":"x","fence":"1"}',
     b'{"token":1,"pid":1}',
@@ -73,10 +74,6 @@ def test_a_value_has_a_label_only_if_its_task_gives_one() -> None:
     other = holders.kept_in_queue(value, "next", **kept, label="order 6")
     assert holders.parse(other.encode(), None).label == "order 6"
     assert "label" not in holders.kept_in_queue(value, "next", **kept)
-
-
-def test_a_label_of_another_kind_is_a_value_of_nobody_we_know() -> None:
-    assert holders.parse(b'{"token":"x","task_id":"a","label":["b"]}', 5.0) == Holder(ttl=5.0)
 
 
 def test_an_older_release_ignores_a_field_that_it_does_not_know() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync
 
-from celery_redislock import ConfigError, LockLost, SingletonTask, current_lock
+from celery_redislock import LockLost, SingletonTask, current_lock
 from celery_redislock.testing import assert_free, assert_locked, lose_lock, memory_locks
 
 
@@ -122,11 +122,3 @@ def test_a_coroutine_that_outlives_the_body_has_no_lock(make_app):
     ended.set()
     asyncio.run_coroutine_threadsafe(asyncio.wait_for(tasks[0], 20), InOneLoop.loop).result(20)
     assert seen == [False, False, True, "told"]
-
-
-def test_a_body_that_nobody_awaits_is_refused(make_app):
-    app = make_app()
-    with pytest.raises(ConfigError, match="which Celery does not await"):
-
-        @app.task(base=SingletonTask, lazy=False)
-        async def sync() -> None: ...
