@@ -9,6 +9,8 @@ import textwrap
 
 import pytest
 
+from tests.support.workers import ROOT
+
 KINDS = {
     "gevent": "from gevent import monkey; monkey.patch_all(); from gevent import spawn",
     "eventlet": "import eventlet; eventlet.monkey_patch(); from eventlet import spawn",
@@ -19,26 +21,16 @@ from celery_redislock import LockLost, RedisLock
 from celery_redislock.servers.urls import source_from_url
 from celery_redislock.lock.lease import Lease
 from celery_redislock.lock.heartbeat import heartbeat
-from celery_redislock.protocol.claims import RETAKEN, Claim, Extended
-from celery_redislock.protocol.holders import encode
-from celery_redislock.protocol.keys import lock_keys
-from celery_redislock.protocol.tokens import new_token
+from celery_redislock.protocol.claims import RETAKEN
 from celery_redislock.servers.node import Node
-from celery_redislock.servers.server import Server
+from tests.contract.claims import make_claim
+from tests.support.waiting import eventually as until
 url, label = sys.argv[1:3]
-def make_claim(name, ttl):
-    token = new_token()
-    return Claim(lock_keys("redislock", name), token, ttl, encode(token, ttl_ms=1000 * ttl))
 store = Node(source_from_url(url))
 looks = Node(source_from_url(url))
 def ask(*command):
     (reply,) = looks.replies([command])
     return reply
-def until(condition, what, seconds=20):
-    give_up = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < give_up, what
-        time.sleep(0.005)
 """
 
 
@@ -57,7 +49,7 @@ def run(redis_server, label):
         code = f"{KINDS[kind]}\n{PRELUDE}\n{textwrap.dedent(code)}"
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", code, redis_server.url, label],
-            timeout=120, capture_output=True, text=True,
+            cwd=ROOT, timeout=120, capture_output=True, text=True,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-3000:]
         return done.stdout.split()
