@@ -190,9 +190,6 @@ TABLE: dict[str, tuple[Case, list[Answer], list[Question], Outcomes]] = {
     "away, again": (
         on_error("defer", outages=3), [AWAY], [], PutOff(8.0, Outcome.UNAVAILABLE, cause=AWAY),
     ),
-    "away, for long": (
-        on_error("defer", outages=99), [AWAY], [], PutOff(60.0, Outcome.UNAVAILABLE, cause=AWAY),
-    ),
     "away, and it runs": (on_error("run"), [AWAY], [], GoUnlocked(AWAY)),
     "away, and it fails": (on_error("raise"), [AWAY], [], CannotRun(AWAY)),
     "away, and nobody would run what is sent": (EAGER, [AWAY], [], CannotRun(AWAY)),
@@ -360,9 +357,6 @@ TABLE: dict[str, tuple[Case, list[Answer], list[Question], Outcomes]] = {
         [Await(BUSY, None, SKIP), Park(FOR_MESSAGE, then=SKIP)], QUEUED,
     ),
     "queue": (policy(Queue()), [BUSY, PARKED], [Park(BUSY, then=SKIP)], QUEUED),
-    "queue, of some length": (
-        policy(Queue(limit=2)), [BUSY, FULL], [Park(BUSY, limit=2, then=SKIP)], SKIPPED,
-    ),
     "queue, of some length, and then something else": (
         policy(Queue(limit=2, then=Raise())), [BUSY, FULL], [Park(BUSY, limit=2, then=Raise())],
         TurnedAway(Outcome.RAISED, HOLDER),
