@@ -63,12 +63,6 @@ def lock(own_redis, label) -> Iterator[RedisLock]:
 # -- outside of tasks -------------------------------------------------------------------------
 
 
-def test_a_lock_is_taken_in_one_round_trip_and_given_back_in_another(lock, own_redis):
-    with sent_to(own_redis) as sent, lock:
-        pass
-    assert sent == ["acquire", "settle"]
-
-
 def test_who_does_not_get_a_lock_asks_once(lock, own_redis, label):
     with lock, sent_to(own_redis) as sent:
         assert not RedisLock(own_redis.url, label).acquire(0)

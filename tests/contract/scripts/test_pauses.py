@@ -181,22 +181,16 @@ def test_what_is_in_the_pause_after_its_run_does_not_go_on_elsewhere(room):
     assert not room.store.ask(rooms.goes_on_elsewhere(claim, ()))
 
 
-def test_a_newer_call_that_replaces_the_waiting_retry_waits_for_the_end_of_the_pause(room):
+@pytest.mark.parametrize("retry", ["waits", "runs"])
+def test_a_newer_call_that_replaces_the_retry_waits_for_the_end_of_the_pause(room, retry):
     leave(room, room.take("runs"), 5)
-    by = holders.successor_text("pkg.task", room.task_id("newer"))
-    room.parks("newer", replace=(by, 5.0))
-    assert rest(room) == about(PAUSE)
-    assert room.ask("other").holder.cooling_down
-
-
-def test_a_newer_call_that_replaces_the_running_retry_waits_for_the_end_of_the_pause(room):
-    leave(room, room.take("runs"), 5)
-    retry = room.take("runs", attempt=1)
+    runs = room.take("runs", attempt=1) if retry == "runs" else None
     by = holders.successor_text("pkg.task", room.task_id("newer"))
     room.parks("newer", replace=(by, 5.0))
     room.pass_time(100)
-    assert room.settle(retry).offered is None
+    assert runs is None or room.settle(runs).offered is None
     assert rest(room) == about(PAUSE - 100)
+    assert room.ask("other").holder.cooling_down
 
 
 def test_a_reservation_of_a_retry_that_is_given_up_leaves_the_pause(room):

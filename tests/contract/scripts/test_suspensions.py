@@ -194,10 +194,12 @@ def test_a_reservation_is_made_as_ever_and_its_message_waits(room: Room) -> None
     room.take("first", member=room.entry_id("first"))
 
 
-def test_another_task_of_the_lock_is_not_touched(room: Room) -> None:
+def test_another_task_of_the_lock_is_not_touched_nor_is_who_is_no_task(room: Room) -> None:
     suspend(room)
     room.park("first", "second")
-    assert isinstance(room.store.run(calls.acquire(other(room))), Acquired)
+    for claim in (other(room), room.lock_claim()):
+        taken(room.store.run(calls.acquire(claim)))
+        room.settle(claim)
 
 
 @pytest.mark.parametrize("how_many", [40, 400])
@@ -230,11 +232,6 @@ def test_a_suspended_lock_is_so_for_all_tasks_and_outside_of_them(room: Room) ->
     for how in ("try", "wait", "woken", "last"):
         assert busy(room.store.run(calls.acquire(room.lock_claim(), how))).suspension
     resume(room, None, room.label)
-    taken(room.store.run(calls.acquire(room.lock_claim())))
-
-
-def test_a_suspended_task_is_nothing_to_a_lock_outside_of_tasks(room: Room) -> None:
-    suspend(room)
     taken(room.store.run(calls.acquire(room.lock_claim())))
 
 

@@ -216,11 +216,6 @@ def sentinel(redis_server: RedisServer, guarded: RedisServer) -> Iterator[Sentin
         yield sentinel
 
 
-def test_a_lock_works_over_a_sentinel(sentinel, client) -> None:
-    url = f"sentinel://127.0.0.1:{sentinel.port}"
-    use(source_from_url(url, {"master_name": "main"}), client)
-
-
 def test_a_redis_lock_works_over_a_sentinels_url(sentinel, client, label) -> None:
     url = f"sentinel://127.0.0.1:{sentinel.port}"
     with pytest.raises(ConfigError, match="RedisLock has it in transport_options"):
