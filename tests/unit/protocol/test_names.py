@@ -156,12 +156,6 @@ def test_a_pydantic_tasks_model_is_the_dict_that_it_arrives_as(app: Celery) -> N
 # -- lock_key ---------------------------------------------------------------------------------
 
 
-def test_a_list_chooses_the_arguments_that_count(app: Celery) -> None:
-    task = singleton(app, plain, lock_key=["x"])
-    assert task.lock_key_for(1) == task.lock_key_for(1, 9) == key_at_worker(task, x=1, y=9)
-    assert task.lock_key_for(1) != task.lock_key_for(2)
-
-
 def test_the_order_of_a_list_does_not_matter(app: Celery, make_app: Any) -> None:
     first = singleton(app, plain, lock_key=["x", "y"]).lock_key_for(1)
     assert singleton(make_app(), plain, lock_key=["y", "x"]).lock_key_for(1) == first

@@ -16,7 +16,7 @@ from celery_redislock import ConfigError, SingletonTask
 from celery_redislock.protocol.names import KeyMaker
 from celery_redislock.protocol.signatures import call_signature
 from celery_redislock.testing import memory_locks
-from tests.unit.protocol.test_names import key_at_worker, singleton
+from tests.unit.protocol.test_names import singleton
 
 SESSION = object()
 
@@ -246,17 +246,6 @@ def test_a_methods_first_argument_is_its_object() -> None:
     assert list(call_signature(Account.sync).parameters) == ["self", "account_id", "session"]
 
 
-# -- as tasks ---------------------------------------------------------------------------------
-
-
-def test_a_decorated_task_has_one_key_at_the_sender_and_the_worker(app: Celery) -> None:
-    task = singleton(app, by_name(account_first), lock_key=["account_id"])
-    assert task.lock_key_for(5) == task.lock_key_for(account_id=5) == key_at_worker(task, 5)
-    assert task.lock_key_for(5) != task.lock_key_for(6)
-    with pytest.raises(TypeError, match=r"keys\.task: lock_key names 'account_id'"):
-        task.lock_key_for()
-
-
 # -- async def --------------------------------------------------------------------------------
 
 
@@ -305,11 +294,8 @@ def test_a_partial_of_an_async_function_is_refused_too(app: Celery) -> None:
         app.register_task(cls())
 
 
-@pytest.mark.parametrize("decorator", [runs_it])
-def test_a_decorator_that_runs_an_async_body_is_accepted(
-    app: Celery, decorator: Callable[..., Any]
-) -> None:
-    task = singleton(app, decorator(coroutine), lock_key=["x"])
+def test_a_decorator_that_runs_an_async_body_is_accepted(app: Celery) -> None:
+    task = singleton(app, runs_it(coroutine), lock_key=["x"])
     assert task.lock_key_for(5) == task.lock_key_for(x=5) != task.lock_key_for(6)
     assert task.apply((5,)).state == "SUCCESS"
 
