@@ -118,12 +118,20 @@ def test_a_policy_without_an_act_cannot_be_made() -> None:
         (Defer, {"delay": float("nan")}, "Defer: delay=nan"),
         (Defer, {"delay": float("inf")}, "Defer: delay=inf"),
         (Defer, {"max_delay": -0.1}, "Defer: max_delay=-0.1"),
-        (Defer, {"max_wait": -5}, "Defer: max_wait=-5 is not accepted; it must be None or a number of seconds"),
+        (
+            Defer,
+            {"max_wait": -5},
+            "Defer: max_wait=-5 is not accepted; it must be None or a number of seconds",
+        ),
         (Defer, {"backoff": 0.5}, "Defer: backoff=0.5 must be a number of at least 1"),
         (Defer, {"backoff": float("nan")}, "Defer: backoff=nan"),
         (Defer, {"then": Skip}, "Defer: then=<class"),
         (Defer, {"then": "skip"}, "must be a policy object, such as Skip(), Defer(), Wait()"),
-        (Wait, {"timeout": -1}, "Wait: timeout=-1 is not accepted; it must be None or a number of seconds"),
+        (
+            Wait,
+            {"timeout": -1},
+            "Wait: timeout=-1 is not accepted; it must be None or a number of seconds",
+        ),
         (Wait, {"then": Raise}, "Wait: then=<class"),
     ],
 )
