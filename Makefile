@@ -122,8 +122,8 @@ test-lowest: .venv-lowest/made  ## the suite on the lowest supported versions
 test-servers: .venv/servers  ## what holds for a lock server, on each Redis and Valkey that can be had
 	.venv/bin/python -m tests.project.servers_there_are $(ARGS)
 
-test-containers: .venv/made  ## the compose file, its page and workers in containers, on a Docker engine: there is one, or root makes one
-	.venv/bin/python -m tests.project.with_an_engine $(ARGS)
+test-containers: .venv/made  ## the compose file, its page and workers in containers, on a Docker engine with Compose
+	TEST_CONTAINERS=1 .venv/bin/python -m pytest -rs --durations=8 tests/project/e2e $(ARGS)
 
 # An environment of its own: what these tests import is no business of ours.
 .venv-foreign/made: pyproject.toml constraints.txt

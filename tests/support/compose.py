@@ -8,6 +8,8 @@ import subprocess
 import uuid
 from pathlib import Path
 
+import pytest
+
 from tests.support.workers import ROOT
 
 #: What a stack is made of.
@@ -16,23 +18,18 @@ PARTS = (
     *("celery_redislock_pytest.py", "celery_redislock", "examples"),
 )
 
+#: A test that `make test-containers` runs.
+on_an_engine = pytest.mark.skipif(
+    not os.environ.get("TEST_CONTAINERS"),
+    reason="make test-containers runs it, on a Docker engine",
+)
+
 
 def docker(*arguments: str) -> str:
     """What the command prints."""
     done = subprocess.run(["docker", *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"docker {' '.join(arguments)}:\n{done.stderr}"
     return done.stdout
-
-
-def everything() -> dict[str, set[str]]:
-    """All that the engine has, by kind: what tests are to leave as it was."""
-    return {
-        "containers": set(docker("ps", "--all", "--quiet", "--no-trunc").split()),
-        # Also those without a name, and what they are made of.
-        "images": set(docker("image", "ls", "--all", "--quiet", "--no-trunc").split()),
-        "volumes": set(docker("volume", "ls", "--quiet").split()),
-        "networks": set(docker("network", "ls", "--quiet", "--no-trunc").split()),
-    }
 
 
 class Stack:

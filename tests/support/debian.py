@@ -4,7 +4,6 @@ folder, and run from there. Nothing is installed.
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -41,31 +40,7 @@ def valkey(folder: Path) -> str:
     return str(wrapper)
 
 
-def debootstrap(folder: Path, root: Path, *packages: str) -> None:
-    """Make this folder the root of a small system of that release, with these packages.
-
-    Args:
-        folder: for what it takes meanwhile.
-        root: the root.
-        packages: what is to be there beside the smallest system.
-
-    Raises:
-        NotToBeHad: this is no Debian, its mirror does not answer, or this user is not root.
-    """
-    _apt_get(folder, "download", "debootstrap")
-    (package,) = folder.glob("debootstrap_*.deb")
-    _told("dpkg-deb", "--extract", str(package), str(folder / "debootstrap"))
-    own = folder / "debootstrap/usr"
-    keys = [f"--keyring={_KEYS}"] if _KEYS.exists() else []
-    _told(
-        *("sh", str(own / "sbin/debootstrap"), "--variant=minbase", *keys),
-        *(f"--include={','.join(packages)}", SUITE, str(root), mirror()),
-        env={"DEBOOTSTRAP_DIR": str(own / "share/debootstrap")},
-        patience=1200.0,
-    )
-
-
-def mirror() -> str:
+def _mirror() -> str:
     """Where this machine has its packages from.
 
     Raises:
@@ -82,7 +57,7 @@ def mirror() -> str:
 
 def _apt_get(folder: Path, *command: str) -> None:
     """Run a command of apt-get for the release, in this folder, as if nothing were installed."""
-    source = mirror()
+    source = _mirror()
     for name in ("lists/partial", "cache/archives/partial"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     (folder / "status").touch()
@@ -115,26 +90,19 @@ def _unpack(folder: Path, wrapper: Path) -> None:
     wrapper.chmod(0o755)
 
 
-def _told(
-    *command: str,
-    cwd: Path | None = None,
-    env: dict[str, str] | None = None,
-    patience: float = _PATIENCE,
-) -> str:
+def _told(*command: str, cwd: Path | None = None) -> str:
     try:
         done = subprocess.run(
             command,
             cwd=cwd,
-            env={**os.environ, **(env or {})},
             capture_output=True,
             text=True,
             check=False,
-            timeout=patience,
+            timeout=_PATIENCE,
         )
     except subprocess.TimeoutExpired:
         raise NotToBeHad(f"{command[0]} does not end") from None
     if done.returncode:
-        said = done.stderr.strip() or done.stdout.strip()  # debootstrap says there what is wrong
-        lines = said.splitlines() or [f"it ended with {done.returncode}"]
+        lines = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
         raise NotToBeHad(f"{command[0]}: {lines[-1]}")
     return done.stdout

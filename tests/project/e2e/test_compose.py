@@ -14,8 +14,7 @@ import pytest
 import yaml
 from celery.bin.celery import celery as celery_command
 
-from tests.support.compose import Stack, docker
-from tests.support.engine import on_an_engine
+from tests.support.compose import Stack, docker, on_an_engine
 from tests.support.servers import free_port
 from tests.support.shell import plugin
 from tests.support.waiting import eventually

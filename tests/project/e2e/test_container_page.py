@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.support.compose import Stack, docker
-from tests.support.engine import on_an_engine
+from tests.support.compose import Stack, docker, on_an_engine
 from tests.support.pages import blocks
 from tests.support.servers import free_port
 from tests.support.workers import ROOT

@@ -2,8 +2,7 @@
 
 Each test runs once for each of its brokers, Redis and RabbitMQ, with two workers. The images are
 those of the compose file; what pytest-celery mounts into the workers' is `tasks.py`, beside this
-file, and an app. Without a Docker engine that image's worker runs as a process, so that all but the
-engine is tested anyway.
+file, and an app.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from pytest_docker_tools.wrappers import container as wrapper
 
 from celery_redislock.testing import assert_free, assert_locked, assert_skipped
 from tests.project.e2e import tasks
-from tests.support.engine import on_an_engine
+from tests.support.compose import on_an_engine
 from tests.support.waiting import eventually
 from tests.support.workers import ROOT
 
