@@ -12,7 +12,6 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from celery_redislock import LockLost, RedisLock
 from tests.support import ending
 from tests.support.servers import Proxy
 from tests.support.waiting import eventually, never
@@ -69,19 +68,6 @@ def test_a_request_on_a_blocked_way_is_executed_later_also_after_its_client_is_g
     never(lambda: client.exists(label), "it went through", 0.2)
     proxy.to_server.unblock()
     eventually(lambda: client.get(label) == "late", "the request of before is executed")
-
-
-# -- a server's faults ------------------------------------------------------------------------
-
-
-def test_a_lock_lapses_early_if_the_clock_steps_forward(own_redis, label):
-    mine, other = (RedisLock(own_redis.url, label, ttl=60, heartbeat=False) for _ in range(2))
-    assert mine.acquire(timeout=0)
-    own_redis.step_clock(61)
-    assert other.acquire(timeout=0)
-    with pytest.raises(LockLost):
-        mine.extend()
-    assert other.fence > mine.fence
 
 
 # -- the end of a run -------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import json
 import multiprocessing
 import platform
 import re
@@ -20,7 +19,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from datetime import datetime, timezone
 from fnmatch import fnmatchcase
@@ -172,20 +171,20 @@ def run_one(
 
 
 def run_all(
-    proof: Proof, runs: Sequence[tuple[str, int]], options: Options, folder: Path
+    proof: Proof, trials: Sequence[str], options: Options, folder: Path
 ) -> Iterator[Result]:
-    """Run these trials with their seeds, some at once. Gives results as they come."""
+    """Run these trials, some at once. Gives results as they come."""
     # Spawned: threads, such as those of proxies, must not be shared.
     context = multiprocessing.get_context("spawn")
     with contextlib.ExitStack() as stack:
-        shared = stack.enter_context(proof.around([trial for trial, _ in runs]))
+        shared = stack.enter_context(proof.around(trials))
         pool = ProcessPoolExecutor(
             options.jobs or proof.jobs, mp_context=context, initializer=_heed_only_terminate
         )
         stack.callback(pool.shutdown, cancel_futures=True)
         futures = [
-            pool.submit(run_one, proof, trial, seed, options, folder, shared)
-            for trial, seed in runs
+            pool.submit(run_one, proof, trial, options.seed, options, folder, shared)
+            for trial in trials
         ]
         try:
             for future in as_completed(futures):
@@ -233,12 +232,10 @@ def main(proof: Proof, arguments: Sequence[str]) -> int:
         if reason := proof.skip_reason(each):
             print(f"skipped: {each}: {reason}")
     chosen = [each for each in chosen if not proof.skip_reason(each)]
-    seeds = range(options.seed, options.seed + options.seeds)
-    runs = [(trial, seed) for seed in seeds for trial in chosen]
     folder = Path(options.keep or tempfile.mkdtemp(prefix="redislock-proofs-"))
     folder.mkdir(parents=True, exist_ok=True)
-    results = _run(proof, runs, options, folder)
-    results.sort(key=lambda result: (trials.index(result.trial), result.seed))
+    results = _run(proof, chosen, options, folder)
+    results.sort(key=lambda result: trials.index(result.trial))
     return _report(proof, results, options, folder, whole=len(chosen) == len(trials))
 
 
@@ -256,8 +253,6 @@ def _parser(proof: Proof) -> argparse.ArgumentParser:
     add("--list", action="store_true", help="print the names of the trials, run nothing")
     add("--jobs", type=int, help=f"trials at once (default: {proof.jobs})")
     add("--seed", type=int, default=1, help="of all that is random (default: 1)")
-    add("--seeds", type=int, default=1, help="run with so many seeds, from --seed on")
-    add("--json", metavar="FILE", type=Path, help="write all figures there")
     add("--keep", metavar="FOLDER", help="leave the histories there")
     add("--write", action="store_true", help="write the tables into the documents")
     proof.add_options(parser)
@@ -268,51 +263,23 @@ def _matches(trial: str, globs: Sequence[str] | None) -> bool:
     return not globs or any(fnmatchcase(trial, each) for each in globs)
 
 
-def _run(
-    proof: Proof, runs: Sequence[tuple[str, int]], options: Options, folder: Path
-) -> list[Result]:
-    results = []
-    with _progress(len(runs)) as show:
-        for result in run_all(proof, runs, options, folder):
-            results.append(result)
-            said = f"{result.trial}, seed {result.seed}, {result.seconds:.0f} s"
-            show(said, _problems(proof, result))
-            if not (result.failed or options.keep) and result.history:
-                result.history.unlink(missing_ok=True)
+def _run(proof: Proof, trials: Sequence[str], options: Options, folder: Path) -> list[Result]:
+    results: list[Result] = []
+    for result in run_all(proof, trials, options, folder):
+        results.append(result)
+        said = f"{result.trial}, seed {result.seed}, {result.seconds:.0f} s"
+        print(f"{len(results):4}/{len(trials)}  {said}{': WRONG' * result.failed}", flush=True)
+        if result.failed:
+            print(_problems(proof, result), flush=True)
+        elif not options.keep and result.history:
+            result.history.unlink(missing_ok=True)
     return results
 
 
 def _problems(proof: Proof, result: Result) -> str:
-    """What is wrong, and how to run it again; "" if nothing is."""
-    if not result.failed:
-        return ""
+    """What is wrong, and how to run it again."""
     again = f"python -m tests.proofs {proof.name} --only '{result.trial}' --seed {result.seed}"
     return "\n".join([*filter(None, (result.error, *result.wrong)), again, str(result.history)])
-
-
-@contextlib.contextmanager
-def _progress(total: int) -> Iterator[Callable[[str, str], None]]:
-    """How far it is: a bar on a terminal, and elsewhere a line for each trial."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console, began, done = Console(), time.monotonic(), 0
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TextColumn("{task.description}"), console=console) as bar:
-        task = bar.add_task("", total=total, visible=console.is_terminal)
-
-        def show(said: str, problems: str) -> None:
-            nonlocal done
-            done += 1
-            bar.update(task, advance=1, description=said)
-            if problems:
-                said += f": WRONG\n{problems}"
-            if problems or not console.is_terminal:
-                spent = time.monotonic() - began
-                line = f"{done:4}/{total} {spent:6.0f} s  {said}"
-                console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-        yield show
 
 
 def _report(
@@ -324,9 +291,6 @@ def _report(
     failed = [result for result in results if result.failed]
     for result in failed:
         print(f"\nwrong: {_problems(proof, result)}")
-    if options.json:
-        figures = [_plain(dataclasses.asdict(result)) for result in results]
-        options.json.write_text(json.dumps(figures, indent=1, default=str))
     if options.write and whole and not failed:
         made = _made_with(proof, options)
         for table in tables:
@@ -337,13 +301,6 @@ def _report(
     if not failed and not options.keep:
         folder.rmdir()
     return int(bool(failed))
-
-
-def _plain(value: Any) -> Any:
-    """The value as JSON can say it: a key that is a tuple becomes a text."""
-    if isinstance(value, dict):
-        return {k if isinstance(k, str) else str(k): _plain(each) for k, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _made_with(proof: Proof, options: Options) -> str:

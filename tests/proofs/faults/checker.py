@@ -15,9 +15,6 @@ from typing import TypeVar
 
 from tests.proofs.history import Event
 
-from .losses import Taken, still_in, taken_by_nobody
-from .rooms import Stay, stays, unsaid
-
 T = TypeVar("T")
 
 #: What every span of time is allowed beyond its bound, in seconds, beside the time in which the
@@ -101,7 +98,7 @@ class Verdict:
 def check(events: Iterable[Event]) -> Verdict:
     """All the rules, on one case's history."""
     facts = Facts(sorted(events, key=lambda event: event.at))
-    verdict = Verdict(bodies=len(facts.bodies), parked=len(facts.stays))
+    verdict = Verdict(bodies=len(facts.bodies), parked=len(facts.kinds["parked"]))
     for rule in RULES:
         verdict.violations += rule(facts, verdict)
     return verdict
@@ -159,8 +156,6 @@ class Facts:
         case, ttl, allows, acks_late: what was played.
         bodies, by_key, bodies_of: every run, by its start; those with a lock, by its key; by task.
         of_id: what happened to each message, by its task's id.
-        stays, replaced: in waiting rooms; those that a newer one ended.
-        unsaid: the tries to park without an answer.
         expiring, revoked: tasks that were sent with an expiry; that the fault revoked.
         mains, died: the workers' main processes; when each dead process was seen to be dead.
         faults: each one's begin, end, and whether the lock server may not have been reachable.
@@ -185,11 +180,6 @@ class Facts:
             (event for event in self.events if event.kind != "released"),
             lambda event: event.get("id") or (event.kind == "end" and ids.get(event.run)) or "",
         )
-        self.stays = stays(self.events)
-        self.replaced = grouped(
-            (stay for stay in self.stays if stay.how == "replaced"), lambda stay: stay.parked.id
-        )
-        self.unsaid = unsaid(self.events)
         self.expiring = {e.id for e in kinds["sent"] if e.get("expires") is not None}
         self.revoked = {event.id for event in kinds["fault"] if event.get("id")}
         self.mains = {event.main for kind in ("worker", "received") for event in kinds[kind]}
@@ -247,11 +237,14 @@ class Facts:
 
     # -- messages and rooms ---------------------------------------------------------------
 
-    def last_stay(self, task_id: str) -> Stay | None:
-        return next((s for s in reversed(self.stays) if s.parked.id == task_id), None)
-
-    def conflicts_of(self, task_id: str) -> list[Event]:
-        return [event for event in self.of_id[task_id] if event.kind == "conflict"]
+    def parked(self, task_id: str) -> Event | None:
+        """When this one was put into a waiting room, if it did nothing since that lets it leave."""
+        for event in reversed(self.of_id[task_id]):
+            if event.kind in ("asks", "took", "out", "start", "failed"):
+                return None
+            if event.kind == "parked":
+                return event
+        return None
 
     def acknowledgement_lost(self, task_id: str) -> bool:
         """Whether the broker may not have heard that this message, acknowledged before it ran, was:
@@ -274,11 +267,6 @@ class Facts:
         """Whether the process of this body, or its worker, was dead by then."""
         return min(self.death(start.pid), self.death(start.main)) <= by
 
-    def died_soon(self, pid: int | None, at: float) -> bool:
-        """Whether this process was dead right after that time."""
-        death = self.death(pid)
-        return at <= death and self.elapsed(at, death) <= SOON
-
     def cancelled(self, body: Body, by: float) -> bool:
         """Whether by then the worker ended the task with the broker's connection, and perhaps in
         the moment between the body and its result: a greenlet dies and leaves its process alive.
@@ -296,17 +284,12 @@ class Facts:
         """For how many of these seconds the machine was late, as the watcher saw it."""
         return _common(self._late, begin, end)
 
-    def elapsed(self, begin: float, end: float) -> float:
-        """The seconds from one time to another, in which the machine was not late."""
-        return end - begin - self.late(begin, end)
-
     # -- what the fault allows ------------------------------------------------------------
 
-    def forgot(self, begin: float, end: float) -> bool:
-        """Whether the lock server may have forgotten in that time what was in its rooms."""
-        return bool(self.allows & {"overlap", "again"}) and any(
-            a <= end and begin <= b + self.ttl for a, b, _ in self.faults
-        )
+    def forgot_since(self, begin: float) -> bool:
+        """Whether the lock server may have forgotten since then what was in its rooms."""
+        forgets = bool(self.allows & {"overlap", "again"})
+        return forgets and any(begin <= end + self.ttl for _, end, _ in self.faults)
 
     def data_may_be_lost(self, at: float) -> bool:
         """Whether the lock server may have forgotten something by then, as the fault allows."""
@@ -331,13 +314,6 @@ class Facts:
             return False
         return self.unreachable(body.end.at, release.at) is not None
 
-    def clock_stepped(self, begin: float, end: float) -> tuple[float, float]:
-        """By how many seconds the lock server's clock was put forward in that time, and back: what
-        lapses then does so later.
-        """
-        steps = [e.get("seconds", 0.0) for e in self.kinds["fault"] if begin <= e.at <= end]
-        return sum(max(each, 0.0) for each in steps), sum(max(-each, 0.0) for each in steps)
-
 
 def _common(spans: Iterable[tuple[float, float]], begin: float, end: float) -> float:
     """For how many of the seconds between these times there is a span."""
@@ -350,7 +326,6 @@ def _common(spans: Iterable[tuple[float, float]], begin: float, end: float) -> f
 def no_overlap(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
     """No two bodies of one key are inside at the same time while their lock is theirs."""
     losers = set()
-    yield from _no_more_than_the_limit(facts, verdict)
     for first, second in _pairs_inside(facts):
         both = _first_common(first, second)
         if both is None or _takes_over(first, second, facts.ttl):
@@ -377,37 +352,8 @@ def _takes_over(first: Body, retry: Body, ttl: float) -> bool:
     return bool(retry.start.asked + TICK - extended >= ttl / 2)
 
 
-def _limit(body: Body) -> int:
-    return int(body.start.get("limit", 1))
-
-
-def _no_more_than_the_limit(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
-    for key, bodies in facts.by_key.items():
-        limit = max(map(_limit, bodies))
-        if limit == 1:
-            continue
-        spans = [(a, b, body) for body in bodies for a, b in body.owned()]
-        for since, _, _ in spans:
-            inside = {body.start.run: body for a, b, body in spans if a <= since <= b}
-            if len(inside) <= limit:
-                continue
-            if facts.overlap_allowed(since):
-                verdict.overlaps += 1
-                continue
-            yield Violation(
-                "limit",
-                f"{len(inside)} bodies of {key} were inside at {since:.4f}, each with the lock;"
-                f" {limit} may",
-                tuple(body.start for body in inside.values()),
-            )
-            break
-
-
 def _pairs_inside(facts: Facts) -> Iterator[tuple[Body, Body]]:
-    """Of locks that one at a time may hold."""
     for bodies in facts.by_key.values():
-        if any(_limit(body) > 1 for body in bodies):
-            continue
         for number, second in enumerate(bodies):
             for first in bodies[:number]:
                 if first.inside_until > second.start.at:
@@ -422,44 +368,22 @@ def _first_common(first: Body, second: Body) -> float | None:
     return min(common, default=None)
 
 
-def fences_rise(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
-    """Every acquisition has a fence of its own, higher than those before it."""
-    # What was granted may be what was asked for first, and not answered.
-    asked_at = {(e.key, e.fence): e.asked for e in facts.kinds["took"]}
-    for key, bodies in facts.by_key.items():
-        for number, second in enumerate(bodies):
-            asked = asked_at.get((key, second.start.fence), second.start.asked)
-            for first in bodies[:number]:
-                same = first.start.fence == second.start.fence
-                before = first.start.at < asked
-                if same or (before and first.start.fence > second.start.fence):
-                    how = "the same fence as" if same else "a lower fence than"
-                    yield Violation(
-                        "fence",
-                        f"an acquisition of {key} has {how} one before it",
-                        (first.start, second.start),
-                    )
-
-
 def no_message_vanishes(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
     """Every message ends in one of: ran, skipped, failed visibly."""
     states = {event.id: event for event in facts.kinds["result"]}
     for sent in facts.kinds["sent"]:
         result = states.get(sent.id)
         if result is not None and result.state in FINAL:
-            verdict.outcomes[_outcome(facts, sent.id, result)] += 1
-            yield from _one_outcome(facts, sent, result)
+            verdict.outcomes[_outcome(result)] += 1
             continue
         state = "unknown" if result is None else result.state
         why = _why_it_may_vanish(facts, sent, state)
         if why is None:
             verdict.lost_by_us += 1
             trail = [e for e in facts.of_id[sent.id] if e.kind != "alive"]
-            place = still_in(trail)
-            still = f"; the broker still has it, {place}" if place else ""
             yield Violation(
                 "vanished",
-                f"{sent.task}[{sent.id}] was sent and never ended; its state is {state}{still}",
+                f"{sent.task}[{sent.id}] was sent and never ended; its state is {state}",
                 tuple(trail[-8:]),
             )
         else:
@@ -469,79 +393,10 @@ def no_message_vanishes(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
             verdict.outcomes[f"vanished, {why}"] += 1
 
 
-def _outcome(facts: Facts, task_id: str, result: Event) -> str:
-    conflicts = facts.conflicts_of(task_id)
-    if _says_skipped(result):
-        is_replaced = task_id in facts.replaced or result.get("error") == "TaskReplaced"
-        return "replaced" if is_replaced else "skipped"
-    if result.state == "REVOKED":
-        return "expired" if task_id in facts.expiring else "revoked"
-    if result.state == "FAILURE":
-        return "refused" if conflicts and conflicts[-1].outcome == "raised" else "failed"
-    if any(e.outcome == "deferred" for e in conflicts):
-        return "deferred, then ran"
-    if any(e.outcome == "waited" for e in conflicts):
-        return "waited, then ran"
-    if any(e.outcome in ("queued", "coalesced") for e in conflicts):
-        return "queued, then ran"
-    return "ran"
-
-
-def _one_outcome(facts: Facts, sent: Event, result: Event) -> Iterator[Violation]:
-    """What the result says happened, and nothing else did."""
-    bodies = facts.bodies_of[sent.id]
-    conflicts = facts.conflicts_of(sent.id)
-    replaced = facts.replaced[sent.id]
-    skips = [e for e in conflicts if e.outcome in SKIPPED]
-    skips += [stay.left for stay in replaced if stay.left is not None]
-    is_replaced = result.get("error") == "TaskReplaced"
-    name = f"{sent.task}[{sent.id}]"
-    returned = [b for b in bodies if b.outcome == "returned"]
-    # Whoever replaced it may have died, or not have been answered, before that was written.
-    by_unknown = any(event.id in (result.get("about") or "") for event in facts.unsaid)
-    if _says_skipped(result) and by_unknown:
-        return
-    if _says_skipped(result) and not skips and not is_replaced:
-        yield Violation("result", f"{name} is said to be skipped, and was not", (result,))
-    expected = is_replaced or sent.id in facts.revoked | facts.expiring
-    if result.state == "REVOKED" and not skips and not expected:
-        yield Violation("result", f"{name} was revoked, and nobody did it", (result,))
-    about = result.get("about")
-    successors = [stay.successor.rpartition(":")[0] for stay in replaced]
-    if _says_skipped(result) and successors and about is not None:
-        others = [e.holder for e in conflicts if e.outcome in (*SKIPPED, "replaced")]
-        if not any(each and each in about for each in (*successors, *others)):
-            yield Violation("result", f"{name} was replaced, and does not say by whom", (result,))
-    results = {body.start.run for body in returned} | {"skipped"}
-    if result.state == "SUCCESS" and result.get("value") not in results:
-        yield Violation("result", f"{name} has a result that no run of it returned", (result,))
-    excused = [b for b in returned if _may_run_again(facts, b, result.at)]
-    # Whose process died before it could store that leaves a copy, which runs.
-    skips = [e for e in skips if not facts.died_soon(e.get("pid"), e.at)]
-    if skips and len(returned) > len(excused):
-        ends = [b.end for b in returned if b.end is not None]
-        yield Violation("outcome", f"{name} ran and was skipped", (*ends, *skips))
-
-
-def _says_skipped(result: Event) -> bool:
-    skipped = result.get("error") in ("TaskSkipped", "TaskReplaced")
-    return skipped or result.get("value") == "skipped"
-
-
-def no_skip_is_stored_over_a_run(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
-    """Once the result of a run is stored, nobody stores that its task was skipped."""
-    results = {event.id: event for event in facts.kinds["result"]}
-    for stored in facts.kinds["stored"]:
-        result = results.get(stored.id)
-        if result is None or not _says_skipped(result) or stored.get("value") == "skipped":
-            continue
-        ends = [b.end for b in facts.bodies_of[stored.id] if b.outcome == "returned"]
-        if ends and not facts.data_may_be_lost(result.at):
-            yield Violation(
-                "skip over run",
-                f"{stored.id} ran, its result was stored, and its state is {result.state}",
-                (*filter(None, ends), stored, *facts.conflicts_of(stored.id), result),
-            )
+def _outcome(result: Event) -> str:
+    if result.get("error") in ("TaskSkipped", "TaskReplaced") or result.get("value") == "skipped":
+        return "skipped"
+    return {"SUCCESS": "ran", "FAILURE": "failed"}.get(result.state, "revoked")
 
 
 def not_its_own_duplicate(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
@@ -557,14 +412,11 @@ def not_its_own_duplicate(facts: Facts, verdict: Verdict) -> Iterator[Violation]
 
 def _why_it_may_vanish(facts: Facts, sent: Event, state: str) -> str | None:
     """The reason for which this message may be lost, or its result may be, or None."""
-    stay = facts.last_stay(sent.id)
-    if stay is not None and stay.how in ("", "replaced"):
-        if facts.forgot(stay.parked.asked, min(stay.left_by, facts.events[-1].at)):
-            return _FORGOTTEN
-        if stay.how == "replaced" or stay.unsure_from == NEVER:
-            return None  # the broker has nothing to do with it
+    parked = facts.parked(sent.id)
+    if parked is not None:  # the broker has nothing to do with it
+        return _FORGOTTEN if facts.forgot_since(parked.at) else None
     trail = [e for e in facts.of_id[sent.id] if e.kind in ("sent", "received", *_AFTER_RECEIVED)]
-    if _popped_by_the_dead(facts, sent.id):
+    if _popped_by_the_dead(facts, trail):
         return _TRANSPORT
     may = "vanished" in facts.allows
     got = max((number for number, e in enumerate(trail) if e.kind == "received"), default=0)
@@ -605,7 +457,7 @@ def _why_it_may_vanish(facts: Facts, sent: Event, state: str) -> str | None:
 
 _TRANSPORT = "lost by the broker's transport"
 _FORGOTTEN = "forgotten with the lock server's data"
-_AFTER_RECEIVED = ("acked", "conflict", "end")
+_AFTER_RECEIVED = ("published", "acked", "conflict", "end")
 
 
 def _was_deferred(facts: Facts, task_id: str) -> bool:
@@ -621,23 +473,16 @@ def _was_deferred(facts: Facts, task_id: str) -> bool:
     return facts.unreachable(last.at, last.at + facts.ttl) is not None
 
 
-def _popped_by_the_dead(facts: Facts, task_id: str) -> bool:
+def _popped_by_the_dead(facts: Facts, trail: list[Event]) -> bool:
     """Whether a worker was killed that may just have taken a message of this task. Kombu's Redis
     transport takes it from its list first, and notes that it has it in a second step.
     """
-    return facts.case.get("broker") == "redis" and any(
-        _died_with(facts, taken, pid, at)
-        for taken in taken_by_nobody(facts.of_id[task_id])
-        for pid, at in facts.died.items()
-        if pid in facts.mains
-    )
-
-
-def _died_with(facts: Facts, taken: Taken, pid: int, died_at: float) -> bool:
-    """Whether this worker died when it had the message, which may have come as it stood still."""
-    before = facts.elapsed(died_at, taken.since)
-    after = facts.elapsed(taken.until, died_at) - facts.stopped(pid, taken.since, died_at)
-    return max(before, after) < NOISE
+    if facts.case.get("broker") != "redis":
+        return False
+    published = [e.at for e in trail if e.kind in ("sent", "published")]
+    received = {e.tag for e in trail if e.kind == "received"}
+    last_death = max((at for pid, at in facts.died.items() if pid in facts.mains), default=0.0)
+    return len(published) > len(received) and published[-1] - NOISE < last_death
 
 
 def _is_already_done(trail: list[Event]) -> bool:
@@ -694,59 +539,10 @@ def nothing_is_left(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
     for event in facts.kinds["quiet"]:
         for key, value in event.keys.items():
             yield Violation("left", f"{key} is still held: {value}", (event,))
-        # What was evicted of a room leaves the rest of it behind.
-        rooms = {} if facts.kinds["evicted"] else event.get("rooms", {})
-        for key, value in rooms.items():
+        for key, value in event.get("rooms", {}).items():
             yield Violation("left", f"there is still {key}: {value}", (event,))
     for event in facts.kinds["immortal"]:
         yield Violation("immortal", f"{event.key} has no expiry", (event,))
-
-
-def released_locks_are_free(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
-    """What was released does not stand again, neither in anybody's way nor when all is quiet."""
-    released = {
-        (event.key, event.fence): event
-        for event in facts.kinds["released"]
-        if event.owned and not event.kept_for_retry
-    }
-    stands_until = {
-        (b.start.key, b.start.fence): max(
-            b.start.at + b.start.get("min_hold", 0.0),
-            b.end.at + b.start.get("pause", 0.0) if b.end is not None else 0.0,
-        )
-        for b in facts.bodies
-    }
-    for event in facts.kinds["conflict"]:
-        free = released.get((event.key, event.get("holder_fence")))
-        # Who waited names the holder that it met first.
-        if free is None or event.outcome == "waited" or facts.data_may_be_lost(event.at):
-            continue
-        met_at = _met_at(facts, event)
-        free_at = max(free.at, stands_until.get((event.key, free.fence), 0.0))
-        free_at += facts.clock_stepped(free.at - facts.ttl, met_at)[1]
-        late = facts.elapsed(free_at, met_at) - facts.stopped(event.pid, free_at, met_at)
-        if late > SOON + NOISE:
-            yield Violation(
-                "ghost",
-                f"{event.key} stood in the way {late:.2f} s after it was released",
-                (free, event),
-            )
-    for event in facts.kinds["drained"]:
-        for key, fence in event.fences.items():
-            if (key, fence) in released and not facts.data_may_be_lost(event.at):
-                yield Violation(
-                    "ghost", f"{key} stands after it was released", (released[key, fence], event)
-                )
-
-
-def _met_at(facts: Facts, conflict: Event) -> float:
-    """When the lock was in the way of this one, who may have said so later."""
-    refused = [
-        e.at
-        for e in facts.of_id[conflict.id]
-        if e.kind == "refused" and e.pid == conflict.pid and e.at <= conflict.at
-    ]
-    return max(refused, default=conflict.at)
 
 
 def losers_are_told(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
@@ -865,13 +661,10 @@ RULES = (
     workers_live,
     nothing_fails_by_itself,
     no_overlap,
-    fences_rise,
     no_message_vanishes,
-    no_skip_is_stored_over_a_run,
     not_its_own_duplicate,
     no_attempt_completes_twice,
     nothing_is_left,
-    released_locks_are_free,
     losers_are_told,
     locks_of_the_dead_are_freed,
 )

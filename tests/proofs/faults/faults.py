@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 from tests.proofs.history import Event
-from tests.support.servers import Proxy, RedisServer, SentinelSet, Way
+from tests.support.servers import Proxy, RedisServer, SentinelSet
 from tests.support.waiting import eventually
 from tests.support.workers import Worker
 
@@ -118,50 +118,13 @@ def stop_locks(stage: Stage, span: Span) -> None:
 # -- the lock server --------------------------------------------------------------------------
 
 
-def restart_locks(stage: Stage, span: Span, empty: bool = True) -> None:
-    """The lock server is killed, is away, and comes back, empty or with its data."""
+def restart_empty(stage: Stage, span: Span) -> None:
+    """The lock server is killed, is away, and comes back empty."""
     stage.holder(span)
-    with stage.during("restart_locks", unreachable=True, empty=empty):
+    with stage.during("restart_empty", unreachable=True):
         stage.locks.kill()
         stage.last(span)
-        if empty:
-            stage.locks.restart_empty()
-        else:
-            stage.locks.start()
-
-
-def pause_locks(stage: Stage, span: Span) -> None:
-    """CLIENT PAUSE: the lock server lives and answers nobody."""
-    stage.holder(span)
-    with stage.during("pause_locks", unreachable=True):
-        stage.locks.pause_clients(stage.rng.uniform(*span) * stage.ttl)
-        eventually(stage.locks.answers, "the pause is over")
-
-
-def flush_scripts(stage: Stage) -> None:
-    """SCRIPT FLUSH, again and again: every script may be unknown when it is called."""
-    with stage.during("flush_scripts"):
-        for _ in range(30):
-            stage.locks.flush_scripts()
-            stage.pause(0, 0.1)
-
-
-def evict(stage: Stage, policies: Iterable[str]) -> None:
-    """The lock server's memory is full, and it evicts locks."""
-    policy = stage.rng.choice(list(policies))
-    stage.holder(LONG)
-    with stage.during("evict", unreachable=True, policy=policy):
-        # Whether there was one to evict is a matter of chance.
-        keys = stage.locks.evict(policy, timeout=5.0)
-        stage.history.write("evicted", keys=keys)
-
-
-def step_clock(stage: Stage, part: float) -> None:
-    """The lock server's clock steps by this part of the ttl. See `RedisServer.step_clock`."""
-    stage.holder(LONG)
-    stage.pause(0, 0.3)
-    with stage.during("step_clock", seconds=part * stage.ttl):
-        stage.locks.step_clock(part * stage.ttl)
+        stage.locks.restart_empty()
 
 
 def failover(stage: Stage) -> None:
@@ -196,15 +159,6 @@ def cut_locks(stage: Stage, span: Span) -> None:
         stage.last(span)
 
 
-def break_locks(stage: Stage) -> None:
-    """Connections to the lock server break again and again; new ones are to be had at once."""
-    with stage.during("break_locks", unreachable=True):
-        for _ in range(10):
-            stage.lock_proxy.cut_off()
-            stage.lock_proxy.reconnect()
-            stage.pause(0, 0.3)
-
-
 def delay_locks(stage: Stage, low: float, high: float) -> None:
     """Everything takes these seconds longer, each way. Beyond the library's own time limits,
     commands are executed after their client has given up.
@@ -216,27 +170,12 @@ def delay_locks(stage: Stage, low: float, high: float) -> None:
         stage.last((0.5, 1.5))
 
 
-def block_locks(stage: Stage, span: Span, way: Callable[[Proxy], Way]) -> None:
-    """One direction lets nothing through. What it held back is delivered late."""
+def block_from_locks(stage: Stage, span: Span) -> None:
+    """Nothing gets through from the lock server. What it held back is delivered late."""
     stage.holder(span)
-    with stage.during("block_locks", unreachable=True), _healed(stage.lock_proxy):
-        way(stage.lock_proxy).block()
+    with stage.during("block_from_locks", unreachable=True), _healed(stage.lock_proxy):
+        stage.lock_proxy.to_client.block()
         stage.last(span)
-
-
-def lose_replies(stage: Stage, script: str | None) -> None:
-    """The answers to some calls of one script, or to all commands, are lost after they were
-    executed.
-    """
-    proxy = stage.lock_proxy
-    with stage.during("lose_replies", unreachable=True, script=script), _healed(proxy):
-        for _ in range(4):
-            goal = proxy.lost + stage.rng.randint(1, 3)
-            proxy.lose_replies_to(script, goal - proxy.lost)
-            with contextlib.suppress(AssertionError):  # perhaps nobody asks just now
-                eventually(lambda goal=goal: proxy.lost >= goal, "replies are lost", 2.0)
-            stage.pause(0, 0.3)
-        stage.history.write("replies_lost", count=proxy.lost)
 
 
 # -- the end of a task or of a worker ---------------------------------------------------------
@@ -348,16 +287,6 @@ def _add(name: str, inject: Callable[..., None], *arguments: Any, **how: Any) ->
         FAULTS[name] = Fault(name=name, inject=inject, **how)
 
 
-def _persistent() -> RedisServer:
-    return RedisServer(persistent=True)
-
-
-ALLKEYS = ("allkeys-random", "allkeys-lru", "allkeys-lfu")
-VOLATILE = ("volatile-random", "volatile-ttl", "volatile-lru")
-TO_SERVER: Callable[[Proxy], Way] = lambda proxy: proxy.to_server  # noqa: E731
-TO_CLIENT: Callable[[Proxy], Way] = lambda proxy: proxy.to_client  # noqa: E731
-
-
 def _on_connection_loss(cancels: bool) -> dict[str, bool]:
     return {
         "worker_cancel_long_running_tasks_on_connection_loss": cancels,
@@ -378,40 +307,14 @@ _add("stop_main_short", stop_main, SHORT, pools=PREFORK, times=2)
 _add("stop_main_long", stop_main, LONG, pools=PREFORK)
 _add("stop_worker_short", stop_worker, SHORT, times=2)
 _add("stop_worker_long", stop_worker, LONG)
-_add("stop_locks_short", stop_locks, SHORT, times=2)
-_add("stop_locks_long", stop_locks, LONG)
-
-_add("restart_empty_short", restart_locks, SHORT, allows=FORGETS)
-_add("restart_empty_long", restart_locks, LONG, allows=FORGETS)
-_add("restart_with_data_short", restart_locks, SHORT, False, locks=_persistent)
-_add("restart_with_data_long", restart_locks, LONG, False, locks=_persistent)
-_add("pause_locks_short", pause_locks, SHORT, times=2)
-_add("pause_locks_long", pause_locks, LONG)
-_add("flush_scripts", flush_scripts)
-_add("evict_any_key", evict, ALLKEYS, allows=LOSES_DATA, times=2)
-_add("evict_key_with_ttl", evict, VOLATILE, allows=LOSES_DATA, times=2)
-# A lock has always two thirds of its ttl to live, or its heartbeat is late.
-_add("clock_forward_little", step_clock, 0.3, times=3)
-_add("clock_forward_much", step_clock, 1.5, allows=LOSES_DATA, times=2)
-_add("clock_back", step_clock, -1.0, times=2)
+# What else happens to one lock server, and to the way to it, is simulated.
+_add("stop_locks", stop_locks, LONG)
+_add("restart_empty", restart_empty, LONG, allows=FORGETS)
 _add("failover", failover, locks=SentinelSet, allows=LOSES_DATA)
 _add("lossy_failover", lossy_failover, locks=SentinelSet, allows=LOSES_DATA)
-
-_add("cut_locks_short", cut_locks, SHORT, times=2)
-_add("cut_locks_long", cut_locks, LONG)
-_add("break_locks", break_locks)
-_add("delay_locks_little", delay_locks, 0.01, 0.06)
-_add("delay_locks_much", delay_locks, 0.15, 0.5)
-_add("block_to_locks_short", block_locks, SHORT, TO_SERVER, times=2)
-_add("block_to_locks_long", block_locks, LONG, TO_SERVER)
-_add("block_from_locks_short", block_locks, SHORT, TO_CLIENT, times=2)
-_add("block_from_locks_long", block_locks, LONG, TO_CLIENT)
-_add("lose_acquire_replies", lose_replies, "acquire")
-_add("lose_extend_replies", lose_replies, "extend")
-_add("lose_settle_replies", lose_replies, "settle")
-_add("lose_park_replies", lose_replies, "park")
-_add("lose_look_replies", lose_replies, "look")
-_add("lose_any_replies", lose_replies, None)
+_add("cut_locks", cut_locks, LONG)
+_add("delay_locks", delay_locks, 0.15, 0.5)
+_add("block_from_locks", block_from_locks, LONG)
 
 _add("soft_limit", soft_limit, pools=PREFORK)
 _add("hard_limit", hard_limit, pools=PREFORK)

@@ -1,7 +1,4 @@
-"""The tasks of the bench: how often the load sends each, relative to the others, and its options.
-
-Workers run them, and a sender reserves the locks of those that are unique from when they are sent.
-"""
+"""The tasks of the bench: how often the load sends each, and its options."""
 
 from __future__ import annotations
 
@@ -31,16 +28,10 @@ def _kind(weight: int, policy: Policy | None = None, **options: Any) -> Kind:
 
 
 _patiently = Defer(delay=0.2, backoff=1.3, max_delay=0.6)
-#: A reservation that nobody takes lasts for eight seconds: a lost message blocks a lock only until
-#: the end of the case.
-_queued: dict[str, Any] = {"lock_scope": "queued", "lock_queued_ttl": 8.0}
-_scoped: dict[str, Any] = {**_queued, "lock_scope": "queued+running"}
 _hold: dict[str, Any] = {"lock_across_retries": "hold"}
 
 #: Calls of this task come steadily, more often than its quiet time, as long as the load runs.
 STEADY, STEADILY = "debounce_steadily", 0.3
-#: The body of this task asks for a pause of so many seconds.
-PAUSES, PAUSE = "pause_asked", 0.5
 KINDS: dict[str, Kind] = {
     "skip": _kind(4),
     "skip_result": _kind(2, Skip(result="skipped")),
@@ -64,21 +55,9 @@ KINDS: dict[str, Kind] = {
     "retry_coalesced": _kind(1, Coalesce()),
     "pause": _kind(1, Queue(), lock_min_hold=0.8),
     "pause_coalesced": _kind(1, Coalesce(), lock_min_hold=0.6),
-    # Its body asks for a pause.
-    PAUSES: _kind(1, Queue()),
-    # On keys of their own: who shares a lock agrees on how many may hold it.
-    "two": _kind(2, lock_limit=2),
-    "two_queued": _kind(3, Queue(), lock_limit=2),
-    "two_retried": _kind(1, Queue(), lock_limit=2),
-    "two_patient": _kind(1, Wait(timeout=2.0, then=Queue()), lock_limit=2),
     # Some hold their slots for a lock that is handed to who waits in its room.
     "wait_for_ever": _kind(2, Wait()),
     "queue_then_wait": _kind(1, Queue(limit=1, then=Wait())),
-    # Unique from when they are sent.
-    "scoped": _kind(2, Queue(), **_scoped),
-    "scoped_published": _kind(2, Queue(), on_queued_conflict="publish", **_scoped),
-    "retry_scoped": _kind(1, Queue(), **_scoped),
-    "queued_only": _kind(1, **_queued),
     # The newer run ends the older one; its child is killed if it has not ended by then.
     "replace": _kind(3, Replace(grace=1.0)),
     "replace_gently": _kind(2, Replace(grace=3.0), on_lock_lost="abort"),
@@ -86,7 +65,6 @@ KINDS: dict[str, Kind] = {
     "patient": _kind(0, Wait(timeout=60.0)),
     STEADY: _kind(0, Debounce(quiet=0.6, max_wait=1.5)),
 }
-SCOPED = {name: options for name, (_, options) in KINDS.items() if "lock_scope" in options}
 
 
 def _weights(kinds: dict[str, Kind]) -> dict[str, int]:
@@ -100,19 +78,3 @@ def define(app: Celery, name: str, body: Callable[..., Any], options: dict[str, 
     """Define a locked task of the bench. A template key: tasks share the locks."""
     defaults = {"base": SingletonTask, "bind": True, "lock_key": "{key}", "max_retries": 5}
     return app.task(**{**defaults, "name": name, **options})(body)
-
-
-def for_sender(app: Celery) -> dict[str, Any]:
-    """Those that a sender reserves, by name."""
-
-    def never(
-        self: Any,
-        key: str,
-        seconds: float = 0.2,
-        how: str = "return",
-        retries: int = 0,
-        countdown: float = 0.0,
-    ) -> None:
-        raise AssertionError("it runs where it is sent")
-
-    return {name: define(app, name, never, options) for name, options in SCOPED.items()}

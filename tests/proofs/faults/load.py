@@ -13,23 +13,20 @@ from celery import Celery
 
 from tests.proofs.history import History
 
-from .kinds import SCOPED, STEADILY, STEADY, TASKS, for_sender
+from .kinds import STEADILY, STEADY, TASKS
 
 #: Of these tasks, several calls in a row come now and then.
 BURSTS = ("debounce", "coalesce")
 KEYS = ("k0", "k1", "k2", "k3")
 #: Of tasks, by what their names contain, that share no lock with others.
 OWN_KEYS = {
-    "two": ("t0", "t1"),  # two of these may run at once
-    "scoped": ("s0",),
-    "queued_only": ("q0",),
     "replace": ("r0",),
     STEADY: ("d0",),
     "debounced": ("d1",),
     "debounce": ("d1", "k0"),
 }
 #: Some of these expire soon, so that it also happens while they wait.
-EXPIRING = ("queue", "coalesce", "two_queued")
+EXPIRING = ("queue", "coalesce")
 #: Seconds between two messages.
 APART = (0.02, 0.2)
 
@@ -70,13 +67,11 @@ class Load:
         self._tasks = tasks
         self._apart = apart
         self._app = app
-        self._reserving = for_sender(app)
         self._queue = queue
         self._ttl = ttl
         self._history = history
         self._room = room
         self._mutex = threading.Lock()
-        self._sends = threading.Lock()
         self._end = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="load", daemon=True)
@@ -105,16 +100,9 @@ class Load:
             task_id = str(uuid.UUID(int=self._rng.getrandbits(128)))
             if "expires" not in options and name in EXPIRING and self._rng.random() < 0.1:
                 options["expires"] = 1.0
-            # A call with an id of its own is sent also if another one stands for it.
-            is_bound = name not in SCOPED or self._rng.random() < 0.2
-        options["queue"] = self._queue
-        if is_bound:
-            options["task_id"] = task_id
-        if name in SCOPED:
-            return self._reserve_and_send(name, kwargs, options)
-        self._write_sent(task_id, name, kwargs, options)
-        # Not by the app's attribute, which `_reserve_and_send` may just have replaced.
-        Celery.send_task(self._app, name, kwargs=kwargs, **options)
+        self._history.write("sent", id=task_id, task=name, expires=options.get("expires"), **kwargs)
+        self.sent.append(task_id)
+        self._app.send_task(name, kwargs=kwargs, task_id=task_id, queue=self._queue, **options)
         return task_id
 
     def _any_task(self) -> str:
@@ -128,24 +116,6 @@ class Load:
             key = self._rng.choice(_keys_of(name))
         for _ in range(count):
             self.one(name, kwargs={"key": key})
-
-    def _write_sent(self, task_id: str, name: str, kwargs: Any, options: Any) -> None:
-        self._history.write("sent", id=task_id, task=name, expires=options.get("expires"), **kwargs)
-        self.sent.append(task_id)
-
-    def _reserve_and_send(self, name: str, kwargs: Any, options: Any) -> str:
-        """The call may send nothing, and give the id of the one that stands."""
-
-        def sending(name: str, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
-            self._write_sent(options["task_id"], name, kwargs, options)
-            return Celery.send_task(self._app, name, args, kwargs, **options)
-
-        with self._sends:
-            self._app.send_task = sending
-            try:
-                return str(self._reserving[name].apply_async(kwargs=kwargs, **options).id)
-            finally:
-                del self._app.send_task
 
     def _arguments(self, name: str) -> dict[str, Any]:
         rng = self._rng

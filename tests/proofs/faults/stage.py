@@ -15,12 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tests.proofs.history import Event, History
-from tests.proofs.wire import call_in, commands_in
 from tests.support.servers import Proxy, RedisServer
 from tests.support.waiting import eventually
 from tests.support.workers import Worker, is_running, make_app
 
-from .broker import Recorder
 from .checker import FINAL
 from .kinds import TASKS
 from .load import APART, Load
@@ -113,22 +111,6 @@ class Fault:
     drain: float = DRAIN
 
 
-class ScriptProxy(Proxy):
-    """A proxy that can also lose the replies to one script."""
-
-    _script: str | None = None
-
-    def lose_replies_to(self, script: str | None, count: int) -> None:
-        """Lose so many replies to this script, see `wire`, or to whatever is sent."""
-        self._script = script
-        self.lose_replies(count)
-
-    def _note_request(self, client: Any, data: bytes) -> None:
-        calls = map(call_in, commands_in(data)) if self._script else ()
-        if not self._script or any(call and call.script == self._script for call in calls):
-            super()._note_request(client, data)
-
-
 class Stage:
     """A case's set-up, from the first server to the last drained message.
 
@@ -197,7 +179,7 @@ class Stage:
         direct, target = self._broker()
         self.broker_proxy = stack.enter_context(Proxy(target))
         if isinstance(self.locks, RedisServer):
-            self.lock_proxy = stack.enter_context(ScriptProxy(self.locks.port))
+            self.lock_proxy = stack.enter_context(Proxy(self.locks.port))
             self._locks_url = f"{self.lock_proxy.url}/0"
         else:
             self._locks_url = self.locks.url
@@ -217,9 +199,6 @@ class Stage:
         self.workers = [self._new_worker() for _ in range(WORKERS)]
         for worker in self.workers:
             worker.ready()
-        if self.broker == "redis":
-            client = stack.enter_context(self.steady.client(db=1))
-            stack.enter_context(Recorder(self.history, client, [self.queue]))
         #: The sender, which has a way of its own to the broker.
         self.app = make_app({**self._conf(), "broker_url": direct})
         stack.callback(self.app.close)

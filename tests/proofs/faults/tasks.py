@@ -18,7 +18,7 @@ from celery.worker.request import Request
 from kombu.transport.redis import Transport as RedisTransport
 
 from celery_redislock import lock_conflict, lock_lost, lock_released
-from tests.proofs.faults.kinds import KINDS, PAUSE, PAUSES, define
+from tests.proofs.faults.kinds import KINDS, define
 from tests.proofs.faults.witness import Witness
 from tests.proofs.history import History
 
@@ -81,12 +81,8 @@ class _Run:
         self.name = uuid.uuid4().hex
         self._lock = task.lock
         self._step = 0
-        pause = PAUSE if task.name == PAUSES else 0.0
-        if pause:
-            self._lock.pause(pause)
         self._told = False
         request = task.request
-        options = OPTIONS.get(task.name, {})
         _, asked, right = witness.lock_of(self._lock.key or "", self._lock.fence)
         history.write(
             "start",
@@ -100,9 +96,6 @@ class _Run:
             asked=asked,
             right=right,
             ttl=self._lock.ttl,
-            limit=options.get("lock_limit", 1),
-            min_hold=options.get("lock_min_hold", 0.0),
-            pause=pause,
             pid=os.getpid(),
             main=MAIN,
             redelivered=bool((request.delivery_info or {}).get("redelivered")),
@@ -128,9 +121,7 @@ class _Run:
         history.write(kind, run=self.name, lost=lost, asked=asked, **fields)
 
 
-#: Of each task.
-OPTIONS = {name: options for name, (_, options) in KINDS.items()}
-for _name, _options in OPTIONS.items():
+for _name, (_, _options) in KINDS.items():
     define(app, _name, body, _options)
 
 

@@ -67,12 +67,6 @@ def a_lock_that_a_stranger_deletes(stage, key):
     send(stage, key, "defer", 0.5)
 
 
-def three_at_once(stage, key):
-    for _ in range(2):
-        stage.body_of(send(stage, key, "two", 4.0))
-    await_event(stage, send(stage, key, "two", 0.3), "start", "conflict")
-
-
 #: What each breakage breaks, and the rule that finds it. The strangers break nothing in scripts.
 SCENES = {
     "no_heartbeat": (a_body_longer_than_the_ttl, "overlap"),
@@ -80,7 +74,6 @@ SCENES = {
     "token_is_task_id": (a_message_that_is_delivered_again_while_it_runs, "overlap"),
     "skip_on_redelivery": (a_message_that_is_delivered_again_while_it_runs, "own duplicate"),
     "stranger_deletes_lock": (a_lock_that_a_stranger_deletes, "overlap"),
-    "two_one_too_many": (three_at_once, "limit"),
 }
 STRANGERS = ("stranger_deletes_lock",)
 

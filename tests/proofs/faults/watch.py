@@ -43,7 +43,6 @@ class Watcher:
         self._ttl = ttl
         self._seen = 0
         self._inside: dict[str, Event] = {}
-        self._sent: set[str] = set()
         self._open: set[str] = set()
         self._runs: dict[str, str] = {}
         self._acked_by: dict[str, int | None] = {}
@@ -83,10 +82,6 @@ class Watcher:
     def open(self) -> set[str]:
         """The ids of messages of which something may still come."""
         return set(self._open)
-
-    def over(self, ids: set[str]) -> bool:
-        """Whether these messages were sent, and nothing of them may still come."""
-        return ids <= self._sent and not ids & self._open
 
     def idle(self) -> float:
         """Seconds since anything was written but signs of life."""
@@ -139,7 +134,7 @@ class Watcher:
             due = time.monotonic() + LOOK_EVERY
 
     def _see(self, event: Event) -> None:
-        if event.kind in ("alive", "place", "late"):
+        if event.kind in ("alive", "late"):
             return
         self._busy_at = max(self._busy_at, event.at)
         if event.kind == "start":
@@ -153,11 +148,11 @@ class Watcher:
                 self._open.discard(self._runs.get(event.run, ""))
         elif event.kind == "sent":
             self._open.add(event.id)
-            self._sent.add(event.id)
         elif event.kind == "conflict" and event.outcome in _CONFLICTS:
             self._open.discard(event.id)
-        elif event.kind == "parked":
-            self._parked.add(event.id)
+        elif event.kind in ("parked", "replaces"):
+            if event.kind == "parked":
+                self._parked.add(event.id)
             for entry in event.replaced:
                 self._open.discard(entry.rpartition(":")[0])
         elif event.kind in ("took", "out"):

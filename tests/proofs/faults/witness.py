@@ -109,14 +109,9 @@ class Witness:
         return [how, text.encode()]
 
     def _asks(self, call: Call) -> None:
-        name, at = _question(call), time.monotonic()
-        again = name in self._asked
-        self._asked.setdefault(name, at)
+        self._asked.setdefault(_question(call), time.monotonic())
         if call.script == "acquire":
-            self._write("asks", again=again, token=call.token, **self._who(call, call.arg(4)))
-        elif call.script == "park":
-            if not again:
-                self._write("parks", **self._parking(call))
+            self._write("asks", token=call.token, **self._who(call, call.arg(4)))
         elif call.script == "settle" and call.arg(12):
             self._write("out", entry=call.arg(12), id=_id(call.arg(12)), key=call.keys[0])
 
@@ -134,11 +129,10 @@ class Witness:
             until = sent_at + int(call.arg(2)) / 1000
             self._write("beat", token=call.token, sent=sent_at, until=until)
         elif call.script == "park":
-            self._hears_of_park(call, reply, asked)
+            self._hears_of_park(call, reply)
         offer = offer_in(call, reply)
         if offer is not None:
-            about = offer._asdict() | {"key": call.keys[0]}
-            self._write("offered", id=_id(offer.entry), asked=asked, **about)
+            self._write("offered", id=_id(offer.entry), since=offer.since, key=call.keys[0])
 
     def _hears_of_acquire(self, call: Call, reply: Any, asked: float, sent_at: float) -> None:
         fence, who = fence_in(reply), self._who(call, call.arg(4))
@@ -150,22 +144,12 @@ class Witness:
             right = sent_at + int(call.arg(2)) / 1000
             self._took[call.keys[0], fence] = call.token, asked, right
 
-    def _hears_of_park(self, call: Call, reply: Any, asked: float) -> None:
+    def _hears_of_park(self, call: Call, reply: Any) -> None:
         said, *more = reply
-        if said == b"notes":  # nothing was done: it asks again
-            self._asked[_question(call)] = asked
-            return
-        pairs = more[0] if said in (b"parked", b"ask") else []
-        replaced = [entry.decode() for entry in pairs[::2]]
-        self._write(
-            "parked" if said == b"parked" else "not parked",
-            said=said.decode(),
-            in_front=call.arg(6) == "1",
-            replaces=bool(call.arg(11)),
-            replaced=replaced,
-            asked=asked,
-            **self._parking(call),
-        )
+        if said in (b"parked", b"ask"):
+            replaced = [entry.decode() for entry in more[0][::2]]
+            kind = "parked" if said == b"parked" else "replaces"
+            self._write(kind, replaced=replaced, **self._who(call, call.arg(3)))
 
     # -- writing --------------------------------------------------------------------------
 
@@ -174,22 +158,13 @@ class Witness:
 
     @staticmethod
     def _who(call: Call, entry: str) -> dict[str, Any]:
-        about = {"id": _id(entry), "entry": entry, "key": call.keys[0]}
-        if call.script == "acquire":
-            about |= {"reserved": bool(call.arg(10)), "waits": call.arg(7) not in ("", "try")}
-        return about
-
-    def _parking(self, call: Call) -> dict[str, Any]:
-        slot = call.arg(1).startswith("=")
-        return {"newest": call.arg(1) if slot else "", **self._who(call, call.arg(3))}
+        return {"id": _id(entry), "entry": entry, "key": call.keys[0]}
 
 
 def _question(call: Call) -> tuple[str, str]:
     """What is the same when it is asked again: who asks for what."""
     if call.script == "acquire":
         return call.script, call.token
-    if call.script == "park":
-        return call.script, f"{call.keys[0]} {call.arg(3)}"
     return call.script, f"{call.keys[:1]} {call.args[:1]}"
 
 
