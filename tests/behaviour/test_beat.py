@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from itertools import pairwise
 
 import pytest
 
@@ -45,31 +44,6 @@ def starts(journal, label):
     return [entry.at for entry in journal.read(label, "start")]
 
 
-def test_a_job_that_is_sent_too_often_does_not_overlap_itself(worker, start_beats, journal, label):
-    start_beats("skip", 0.5, 1.6)
-    eventually(lambda: journal.count(label, "end") >= 3, "the job ran three times", 60)
-    assert journal.overlaps(label) == []
-    ran = {entry.task_id for entry in journal.read(label)}
-    held_by = re.findall(r"skipped: \S+ is held by skip\[(\S+)\]", worker.log())
-    assert ran & {*held_by}, "what was sent in between"
-
-
-def test_a_tick_that_two_beats_fire_runs_once(worker, start_beats, journal, label):
-    beats = start_beats("ticks", 2, 0.0)
-
-    def sent():
-        return [beat.log().count("Sending due task") for beat in beats]
-
-    eventually(lambda: min(sent()) >= 3, "each beat fires each tick", 60)
-    eventually(lambda: journal.count(label, "end") >= 4, "the job ran four times", 60)
-    # When each had its lock, in us: a body may write its start down later than another.
-    ran = [entry.data["fence"] for entry in journal.read(label, "start")]
-    assert len(ran) <= max(sent()) + 1
-    assert all(later - earlier >= 1.5 * 10**6 for earlier, later in pairwise(ran))
-    said = re.findall(r"skipped: \S+ is held by ticks\[(\S+)\]", worker.log())
-    assert {entry.task_id for entry in journal.read(label)} & set(said), "a skip names the run"
-
-
 def test_ticks_that_come_too_late_are_dropped(
     start_worker, start_beats, redis_server, queue, journal, label
 ):
@@ -89,31 +63,12 @@ def test_ticks_that_come_too_late_are_dropped(
 def test_a_job_that_hangs_is_noticed(worker, start_beats, journal, label):
     """By each tick that finds it running for longer than ten times its `lock_ttl`."""
     start_beats("skip_warned", 0.4, 30.0, 1)
-    pattern = r"(INFO|WARNING)/.* skipped: \S+ is held by (\S+) on \S+ pid .*"
+    pattern = r"(INFO|WARNING)/.* skipped: \S+ is held by (\S+) on .* since [^ ,]+(, for \d+ s)?$"
 
     def said():
-        return re.findall(pattern, worker.log())
+        return re.findall(pattern, worker.log(), re.M)
 
     (run,) = eventually(lambda: journal.read(label, "start"), "it runs")
     holder = f"skip_warned[{run.task_id}]"
-    eventually(lambda: said().count(("WARNING", holder)) >= 3, "it is warned of", 60)
-    assert ("INFO", holder) in said(), "and not at once"
-
-
-def test_ticks_that_end_in_an_outage_of_the_lock_server_are_an_error_once_and_name_the_cause(
-    start_worker, start_beats, own_redis, queue, journal, label
-):
-    conf = {"redislock_url": f"{own_redis.url}/0"}
-    worker = start_worker(queues=queue, conf=conf, concurrency=1)
-    own_redis.kill()
-    start_beats("skip", 0.4, 0.0, 1, queue, expires=1)
-
-    def ended():
-        return re.findall(r"(\w+)/\S+ redislock: skip\[\S+\] ends as expired(.*)", worker.log())
-
-    eventually(lambda: len(ended()) >= 5, "ticks end without a run", 60)
-    levels = [level for level, _ in ended()]
-    assert levels == ["ERROR"] + ["WARNING"] * (len(levels) - 1)
-    assert all("the lock server is not available" in why for _, why in ended())
-    assert all("connecting to" in why or "just broke" in why for _, why in ended()), ended()
-    assert starts(journal, label) == []
+    eventually(lambda: ("WARNING", holder, ", for 6 s") in said(), "it is warned of", 60)
+    assert ("INFO", holder, "") in said(), "and not at once"

@@ -7,7 +7,6 @@ import json
 import pytest
 from celery import Celery
 
-from celery_redislock import SingletonTask
 from tests.support.looking import run
 from tests.support.servers import apart
 from tests.support.waiting import eventually
@@ -69,73 +68,3 @@ def test_workers_and_server_are_compared(
     assert not any(each.id in what for each in results[1:] for what in found), "the slots agree"
     worker.kill()
     assert ("unknown", "no worker answered") in examine()
-
-
-@pytest.fixture
-def seen_by(own):
-    """The findings about workers, as (level, what), of an app with these settings and tasks."""
-    apps = []
-
-    def seen_by(tasks=("skip",), **more):
-        app = Celery("doctor", set_as_current=False)
-        app.conf.update({k: v for k, v in {**own, **more}.items() if not k.startswith("test_")})
-        apps.append(app)
-        for name in tasks:
-            app.task(lambda_body, base=SingletonTask, name=name, shared=False)
-        found = json.loads(run(app, "doctor", "--workers", "--json").output)
-        return [(each["level"], each["what"]) for each in found if each["check"] == "workers"]
-
-    yield seen_by
-    for app in apps:
-        app.close()
-
-
-def lambda_body(label):
-    """Nothing."""
-
-
-def test_workers_that_have_their_locks_elsewhere_are_named(
-    own, own_redis, start_worker, label, queue, seen_by
-):
-    """They are idle, and would run the same tasks at once."""
-    url, two = own_redis.url, {}
-    by_name = {**own, "redislock_url": f"{url.replace('127.0.0.1', 'localhost')}/0"}
-    settings = {
-        "here": own,
-        "by name": by_name,
-        "database": {**own, "redislock_url": f"{url}/7"},
-        "prefix": {**own, "redislock_prefix": label},
-    }
-    for name, conf in settings.items():
-        two[name] = start_worker(queues=queue, conf=conf).node
-
-    def named(found):
-        return {name: any(node in what for _, what in found) for name, node in two.items()}
-
-    def from_here():
-        found = seen_by()
-        return all(named(found)[name] for name in ("database", "prefix")) and found
-
-    found = eventually(from_here, "those two are named", 60)
-    assert {level for level, _ in found} == {"error"}, "and not that all agree"
-    assert [name for name, is_named in named(found).items() if is_named] == ["database", "prefix"]
-    (database,) = (what for _, what in found if two["database"] in what)
-    assert f":{own_redis.port}/7, prefix 'redislock', and not on redis://" in database
-    (prefix,) = (what for _, what in found if two["prefix"] in what)
-    assert f"prefix {label!r}, and not on" in prefix
-    assert "the locks of skip on" in prefix
-
-    def of_another_project():
-        found = seen_by(["not.theirs"])
-        return found and found[0][0] == "ok" and found
-
-    found = eventually(of_another_project, "their tasks are not ours", 60)
-    assert not any(named(found).values())
-
-    def from_elsewhere():
-        found = seen_by((), redislock_url=f"{url}/7")
-        return {name for name, is_named in named(found).items() if is_named} == {
-            *("here", "by name", "prefix")
-        }
-
-    eventually(from_elsewhere, "asked with another database, it names the others", 60)

@@ -112,17 +112,6 @@ def test_who_runs_later_is_shown_as_waiting_and_then_as_what_it_ended_in(
     monitor.shows(second, "SUCCESS")
 
 
-def test_one_that_was_replaced_in_the_room_is_shown_so(monitor, send, start, label):
-    start("coalesced", 4.0)  # older Celerys send an event up to a second late
-    second = send("coalesced", label)
-    monitor.await_kind(second, "task-lock-coalesced")
-    third = send("coalesced", label)
-    event = monitor.await_kind(second, "task-lock-replaced")
-    assert event["redislock_holder_task_id"] == third.id
-    monitor.shows(second, "LOCK-REPLACED")
-    monitor.shows(third, "SUCCESS")
-
-
 def test_one_that_is_terminated_for_a_newer_run_is_shown_as_replaced(monitor, send, start, label):
     first, _ = start("replaced", 20.0)
     second = send("replaced", label)
@@ -164,17 +153,6 @@ def test_a_lock_that_an_operator_broke_is_lost_and_says_who_did(
     monitor.shows(first, "SUCCESS")
     (line,) = [each for each in worker.log().splitlines() if f"LOST {key}" in each]
     assert line.endswith(": an operator broke it: anna@host")
-
-
-def test_a_loss_that_only_the_release_finds_out_is_an_event_and_a_line(
-    monitor, worker, start, client, locks_of, label
-):
-    first, _ = start("long_ttl", 1.0)
-    (key,) = locks_of(first.id)
-    client.delete(key)
-    assert monitor.await_kind(first, "task-lock-lost")["redislock_reason"]
-    monitor.shows(first, "SUCCESS")
-    eventually(lambda: f"LOST {key}" in worker.log(), "it is in the log")
 
 
 def test_a_dead_childs_lock_is_recovered_and_the_task_shown_as_failed(monitor, start, label):

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 
 import pytest
 from celery import Celery
 
 from celery_redislock.operations import break_locks
-from tests.behaviour.looking import starts
 from tests.support.looking import run
 from tests.support.waiting import eventually
 
@@ -65,23 +62,6 @@ def tools(tasks):
     return Tools(tasks["job"].app)
 
 
-def test_a_call_that_waits_for_quiet_is_shown_as_that_and_alarms_nobody(
-    start_house, tools, sender, room, tasks, label, queue
-):
-    start_house(concurrency=1)
-    result = sender.send_task("settles", [label, 0.0], queue=queue)
-    eventually(lambda: room(tasks["settles"], label).ids() == [result.id], "it waits")
-    (row,) = json.loads(run(tools.app, "list", "--json").stdout)
-    assert (row["task"], row["state"], row["waiting"]) == ("settles", "waits for quiet", 1)
-    assert 0 < row["due_in"] <= 60
-    for command in (["list"], ["watch", "--times", "1"], ["explain", "settles", label, "0.0"]):
-        assert "waits for quiet, " in " ".join(run(tools.app, *command).output.split()), command
-    assert tools.value("locks", "settles", state="waits for quiet") == 1
-    assert tools.value("locks", "settles", state="free") == 0, "the alert is for this"
-    assert tools.value("oldest_waiter_seconds", "settles") == 0, "it waits for no lock"
-    assert tools.value("room_tasks", "settles") == 1
-
-
 def test_two_runs_that_lost_their_lock_are_seen_until_they_end(
     start_house, tools, hold, journal, label
 ):
@@ -117,22 +97,3 @@ def test_two_runs_that_lost_their_lock_are_seen_until_they_end(
     eventually(lambda: not tools.rows(), "both have ended")
     assert tools.count("quick_job") == 0
     assert tools.doctor("--workers")[1] == []
-
-
-def test_a_run_that_stood_still_for_too_long_is_seen(
-    start_house, tools, hold, journal, label, queue
-):
-    one = start_house(concurrency=1)
-    first = hold("quick_job")
-    os.killpg(one.pid, signal.SIGSTOP)
-    try:
-        eventually(lambda: tools.rows().get(first.id) != "held", "its lock lapses")
-        start_house(queues=f"{queue}-two", concurrency=1)
-        second = hold("quick_job", queue=f"{queue}-two")
-    finally:
-        os.killpg(one.pid, signal.SIGCONT)
-    eventually(lambda: tools.rows() == {first.id: WITHOUT, second.id: "held"}, "it knows it")
-    assert starts(journal, label, first.id) == 1
-    for result in (first, second):
-        journal.let_go(result.id)
-    eventually(lambda: not tools.rows(), "both have ended")

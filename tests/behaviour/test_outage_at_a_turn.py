@@ -13,28 +13,6 @@ from tests.support.servers import Proxy
 from tests.support.waiting import eventually
 from tests.support.workers import make_app
 
-#: Each task, and how often it runs if its turn comes while its worker cannot reach the locks.
-RUNS = {"runs_unlocked": 1, "raises_unlocked": 0}
-
-
-@pytest.fixture
-def elsewhere(start_house, queue):
-    """The queue of a worker that reaches the locks all the time."""
-    start_house(queues=f"{queue}-elsewhere", concurrency=4)
-    return f"{queue}-elsewhere"
-
-
-@pytest.fixture
-def way(own_redis):
-    """The way to the locks of the worker that consumes the test's own queue."""
-    with Proxy(own_redis.port) as way:
-        yield way
-
-
-@pytest.fixture
-def worker(start_house, way):
-    return start_house(concurrency=1, conf={"redislock_url": f"{way.url}/0"})
-
 
 def test_the_lock_of_a_dead_child_does_not_wait_for_a_broker_that_hangs(
     start_house, own_redis, conf, journal, tasks, room, label, queue

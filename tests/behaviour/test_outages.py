@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from datetime import datetime, timedelta, timezone
 
 import pytest
 from celery import Celery
@@ -144,26 +143,6 @@ def test_a_task_that_expires_as_it_waits_ends_so_and_does_not_vanish(
     assert not journal.read(f"{label}-away", "start")
 
 
-def test_what_expired_since_the_server_had_not_answered_is_an_error_too(
-    start_worker, sender, queue, journal, label
-):
-    """Celery says at INFO only that it discards it."""
-    worker = start_worker(queues=queue, concurrency=1)
-    past = datetime.now(timezone.utc) - timedelta(seconds=1)
-    for name, outages in (("put-off", 2), ("late", 0)):
-        header = {"v": 2, "deferrals": 2, "outages": outages, "since": time.time()}
-        sender.send_task(
-            "skip", [label], task_id=f"{name}-{label}", queue=queue, expires=past,
-            headers={"redislock": header},
-        )  # fmt: skip
-    eventually(lambda: worker.log().count("Discarding revoked task") == 2, "they are dropped")
-    (line,) = [each for each in worker.log().splitlines() if "ends as expired" in each]
-    assert "ERROR/" in line
-    assert f"skip[put-off-{label}]" in line
-    assert "2 times, since the lock server did not answer" in line
-    assert not journal.read(label, "start")
-
-
 # -- an outage as a task runs -----------------------------------------------------------------
 
 
@@ -243,22 +222,3 @@ def test_two_apps_in_one_process_keep_two_servers(redis_server, own_redis):
         assert task.lock_holder() is not None
         server.client().delete(key)
         assert task.lock_holder() is None
-
-
-def test_a_foreign_value_is_held_and_said_and_never_deleted(
-    start_worker, sender, queue, client, label
-):
-    worker = start_worker(queues=queue, pool="solo")
-
-    @sender.task(base=SingletonTask, name="skip", lock_key=["label"], shared=False)
-    def skip(label, seconds=0.2, how="return"): ...
-
-    key = skip.lock_key_for(label)
-    client.set(key, "not ours")
-    result = sender.send_task("skip", [label], queue=queue)
-    eventually(lambda: result.state == "REVOKED", "it is skipped")
-    eventually(lambda: "a foreign value" in worker.log(), "it is said")
-    assert client.get(key) == "not ours"
-    assert skip.break_lock(label) is False
-    never(lambda: client.get(key) != "not ours", "it was deleted", 0.5)
-    client.delete(key)

@@ -16,7 +16,6 @@ from tests.support.waiting import eventually, never
 from tests.support.workers import make_app
 
 QUEUE = "outcomes"
-LOCKS = ("redis", "cluster")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 
 import pytest
 from celery import Celery
 from celery.exceptions import TaskRevokedError, WorkerLostError
 
-from tests.support.looking import lock_named
 from tests.support.servers import RedisServer, apart
 from tests.support.site import TOKEN, Site, messages
 from tests.support.waiting import eventually
@@ -95,30 +93,3 @@ def test_a_run_is_ended_by_who_says_so(worker, site, send, journal, label, caplo
     # A worker that is late for two seconds is not named; not so each time.
     assert any(ended(f"{label}-{each}") == [worker.node] for each in range(3))
     assert "was revoked and terminated by anna at 127.0.0.1" in caplog.text
-
-
-def test_a_queue_that_nobody_reads_is_named_until_a_worker_reads_it(
-    worker, server, site, start_worker, send, journal, label, queue
-):
-    own = start_worker(queues=queue, concurrency=1)
-    holder = send("queued_named", label, 60.0)
-    eventually(lambda: journal.read(label, "start"), "it runs")
-    result = send("queued_named", label, 0.1, queue=queue)
-    (waiting,) = eventually(lambda: site.lock(name=f"named:{label}")["room"], "the other waits")
-    own.close()
-    holder.revoke(terminate=True)
-    lock, since = lock_named("redislock", f"named:{label}"), time.time() - 120
-    with server.client() as client:
-        sent = eventually(lambda: client.zrange(lock["sent"], 0, -1), "its message is sent")
-        client.zadd(lock["sent"], {sent[0]: since * 1000}, xx=True)  # as if it were long ago
-
-    queues = (each["queues"] for each in messages(site) if "queues" in each)
-    told = ([one for one in each if not one["is_read"]] for each in queues)
-    (unread,) = next(each for each in told if each)
-
-    assert (unread["task"], unread["queue"], unread["count"]) == ("queued_named", queue, 1)
-    assert unread["since"] == pytest.approx(since, abs=1)
-    assert waiting["task_id"] == result.id
-    start_worker(queues=queue, concurrency=1)
-    assert result.get(timeout=60)
-    assert next(each for each in told if not each) == []

@@ -6,7 +6,7 @@ from functools import partial
 from uuid import UUID
 
 import pytest
-from celery import chain, chord
+from celery import chain
 
 from celery_redislock import Coalesce, ConfigError, Defer, Replace, SingletonTask
 from tests.support.sending import app
@@ -36,26 +36,6 @@ def sig(sender):
 def heard(journal, label):
     """What the tasks that follow were told."""
     return lambda: [each.data for each in journal.read(label, "heard")]
-
-
-def replaces(name, sig, journal, label):
-    """Sends calls of which the second one replaces the first. Returns how many of them run."""
-    if name == "coalesced_result":
-        holder = sig(name, label, 3.0).apply_async()
-        journal.await_start(label, holder.id)
-    return [sig(name, label, 0.1), sig(name, label, 0.1)]
-
-
-def test_a_chord_with_a_member_that_was_replaced_while_it_waited_goes_on(
-    sig, journal, label, heard
-):
-    header = replaces("debounced_result", sig, journal, label)
-    body = sig("heard", label=label)
-    result = chord(header, body)()
-    first, second = sorted(result.get(timeout=40), key=len)
-    assert (first, second[0]) == (REPLACED, label)
-    assert sorted(each.state for each in result.parent.results) == ["SUCCESS", "SUCCESS"]
-    assert len(heard()) == 1
 
 
 @pytest.mark.parametrize(

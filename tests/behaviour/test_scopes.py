@@ -7,13 +7,11 @@ import signal
 import uuid
 
 import pytest
-from celery import chain, chord
 from celery.exceptions import TimeLimitExceeded, WorkerLostError
 
-from celery_redislock import TaskSkipped
-from tests.support.sending import app, define, ended, length, tasks
+from tests.support.sending import app, length, tasks
 from tests.support.waiting import eventually
-from tests.support.workers import is_running, make_app
+from tests.support.workers import is_running
 
 __all__ = ["app", "length", "tasks"]  # fixtures
 
@@ -125,41 +123,10 @@ def test_what_a_child_could_not_free_before_it_ended_is_freed_when_the_server_an
     eventually(lambda: tasks.unique_queued.lock_holder(label) is None, "it is free", 20)
 
 
-def test_a_reservation_under_another_name_is_freed_when_its_message_runs(
-    conf, label, queue, consume, client
-):
-    """The sender's code is older than the worker's."""
-    with make_app(conf) as older:
-        task = define(older, "unique", lock_scope="queued+running", lock_key="old:{label}")
-        result = task.apply_async((label, 0.1), queue=queue)
-        assert task.lock_holder(label).queued
-        consume()
-        assert result.get(timeout=20)
-        assert not client.exists(task.lock_key_for(label))
-
-
 # -- who waits --------------------------------------------------------------------------------
 
 
 # -- canvas: nobody waits for ever ------------------------------------------------------------
-
-
-def test_a_chord_with_a_duplicate_fails_fast(tasks, label, queue, consume):
-    consume()
-    header = [tasks.sig("unique", label, 1.0), tasks.sig("unique", label, 1.0)]
-    result = chord(header)(tasks.total.s().set(queue=queue))
-    assert isinstance(ended(result), Exception)
-    eventually(lambda: tasks.unique.lock_holder(label) is None, "the lock is free")
-
-
-def test_a_chain_with_a_duplicate_fails_fast(tasks, label, consume, journal):
-    consume()
-    holder = tasks.send("unique", label, "stand")
-    eventually(lambda: journal.count(label, "start") == 1, "it stands")
-    links = [tasks.sig("unique", own, 0.1) for own in (f"{label}-1", label, f"{label}-2")]
-    assert isinstance(ended(chain(*links)()), TaskSkipped)
-    assert not holder.ready(), "it did not wait"
-    journal.let_go(holder.id)
 
 
 # -- a lock server that is away ---------------------------------------------------------------

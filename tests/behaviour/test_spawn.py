@@ -48,15 +48,6 @@ def test_its_processes_are_interpreters_of_their_own(worker, start):
         assert b"spawn_main" in file.read()
 
 
-def test_duplicates_wait_in_a_room_and_run_one_after_another(start, send, journal, label):
-    first, _ = start("queued", 1.0)
-    others = [send("queued", label, 0.05) for _ in range(3)]
-    for result in (first, *others):
-        assert result.get(timeout=30)[0] == label
-    assert journal.count(label, "start") == 4
-    assert journal.overlaps(label) == []
-
-
 def test_the_lock_of_a_killed_child_is_free_at_once(start, client, locks_of):
     result, entry = start("long_ttl", 60.0)
     (key,) = locks_of(result.id)
@@ -64,14 +55,6 @@ def test_the_lock_of_a_killed_child_is_free_at_once(start, client, locks_of):
     eventually(lambda: not client.exists(key), "the lock is free long before its ttl", 30)
     with pytest.raises(WorkerLostError):
         result.get(timeout=20)
-
-
-def test_a_soft_time_limit_frees_the_lock(start, journal, label, locks_of):
-    result, _ = start("limited", 30.0)
-    with pytest.raises(Exception, match="SoftTimeLimitExceeded"):
-        result.get(timeout=20)
-    assert journal.count(label, "end") == 1
-    assert not locks_of(result.id)
 
 
 def test_a_lock_outlives_its_ttl_and_its_loss_ends_the_body(start, client, locks_of):

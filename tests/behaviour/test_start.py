@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from tests.conftest import POOLS
 from tests.support.clusters import ClusterSet
 from tests.support.rights import as_user, denials, grant
 from tests.support.servers import free_port
@@ -26,7 +25,7 @@ def log_of(start_worker, queue, tmp_path):
     return log_of
 
 
-@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("pool", ["prefork", "gevent"])
 def test_it_says_where_the_locks_are_and_what_is_wrong_with_that(log_of, own_redis, pool):
     with own_redis.client() as client:
         client.acl_setuser(

@@ -46,12 +46,6 @@ def app(conf, redis_server):
             resume(app, each.task, lock=each.lock)
 
 
-@pytest.fixture
-def deliveries(worker):
-    """How often the worker was given a task's message."""
-    return lambda result: worker.log().count(f"[{result.id}] received")
-
-
 def row_of(app, name, label):
     key = app.tasks[name].lock_key_for(label)
     return next((each for each in list_locks(app) if each.key == key), None)

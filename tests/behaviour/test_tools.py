@@ -13,8 +13,6 @@ from tests.behaviour.looking import starts
 from tests.support.waiting import eventually
 
 WORKERS = [
-    ("prefork", ["sentry"]),
-    ("prefork", ["opentelemetry"]),
     ("prefork", ["sentry", "opentelemetry", "late"]),
     ("threads", ["sentry", "opentelemetry"]),
 ]

@@ -54,19 +54,6 @@ def broker(redis_server):
         yield client
 
 
-@pytest.mark.timeout(240)
-def test_a_message_that_the_broker_lost_is_offered_again(
-    offered, start_house, broker, journal, label, queue
-):
-    result, here = offered
-    assert result.id in broker.lpop(queue)
-    eventually(lambda: broker.llen(queue), "it is offered again", 60)
-    start_house()
-    assert result.get(timeout=30) == label
-    eventually(here.is_empty, "the room is empty")
-    never(lambda: starts(journal, label, result.id) > 1, "it ran again", 1)
-
-
 @pytest.fixture
 def unaware(start_worker, monkeypatch, queue):
     """A worker that knows no lock. It consumes the queue when it is told to: while it starts, on a

@@ -23,7 +23,6 @@ from celery.signals import task_postrun
 
 from celery_redislock import (
     Coalesce,
-    Debounce,
     Defer,
     LockLost,
     Queue,
@@ -138,28 +137,16 @@ queued_late = singleton(
 )(body)
 queued_two = singleton(name="queued_two", on_conflict=Queue(limit=2, then=Raise()))(body)
 coalesced = singleton(name="coalesced", on_conflict="coalesce")(body)
-coalesced_result = singleton(name="coalesced_result", on_conflict=Coalesce(result=["replaced"]))(
-    body
-)
-debounced_result = singleton(
-    name="debounced_result", on_conflict=Debounce(quiet=1, max_wait=9, result=["replaced"])
-)(body)
 # A message's body can carry these results, and AMQP's headers cannot.
 coalesced_uuid = singleton(name="coalesced_uuid", on_conflict=Coalesce(result=UUID(int=42)))(body)
 replaced_uuid = singleton(name="replaced_uuid", on_conflict=Replace(grace=0, result=UUID(int=42)))(
     body
 )
-debounced = singleton(
-    name="debounced", lock_key="debounced:{label}", on_conflict=Debounce(quiet=1, max_wait=3)
-)(body)
 two_at_once = singleton(name="two_at_once", lock_limit=2)(body)
 pauses = singleton(name="pauses", lock_min_hold=6)(body)
-ticks = singleton(name="ticks", lock_min_hold=1.5)(body)
 refuse = singleton(name="refuse", on_conflict="raise")(body)
 warning = {"lock_key": "warns:{label}", "lock_ttl": 0.5}
 warns = singleton(name="warns", **warning)(body)
-warns_result = singleton(name="warns_result", on_conflict=Skip(result="skipped"), **warning)(body)
-warns_raise = singleton(name="warns_raise", on_conflict="raise", **warning)(body)
 late = singleton(name="late", acks_late=True, reject_on_worker_lost=True)(body)
 lingers = singleton(name="lingers", lock_key="{label}", acks_late=True)(body)
 late_hour = singleton(name="late_hour", acks_late=True, lock_ttl=5)(body)
@@ -254,7 +241,6 @@ def turn_pages(self: Any, label: str, left: int = 2) -> Any:
     return "last page"
 
 
-pages = singleton(name="pages", acks_late=True, max_retries=3)(turn_pages)
 unique_pages = singleton(name="unique_pages", lock_scope="queued+running", acks_late=True)(
     turn_pages
 )

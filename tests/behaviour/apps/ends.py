@@ -4,7 +4,6 @@ after it, where they end so. All of one label share a lock.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -114,10 +113,6 @@ def ends(release: int, conf: Mapping[str, Any]) -> Celery:
                 return body(self, label, how)
 
             app.task(name=prefix + name, **every)(changed_body if has_three else plain)
-
-    @app.task(name="ping", shared=False)
-    def ping() -> float:
-        return time.monotonic()
 
     return app
 

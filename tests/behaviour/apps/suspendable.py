@@ -28,7 +28,6 @@ TASKS: dict[str, dict[str, Any]] = {
     "unique": {"on_conflict": Queue(), "lock_scope": "queued+running"},
     "unique_until_it_starts": {"lock_scope": "queued"},
     "first_of_two": {"lock_key": "shared:{label}"},
-    "comes_back": {"acks_late": True, "reject_on_worker_lost": True, "lock_ttl": 2},
 }
 
 

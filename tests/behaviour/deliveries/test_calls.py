@@ -9,14 +9,11 @@ from tests.behaviour.apps.contexts import CONTEXTS
 from tests.behaviour.deliveries.conftest import APP
 from tests.support.waiting import eventually
 
-QUEUES = {"prefork": "calls-prefork", "threads": "calls-threads"}
 
-
-@pytest.fixture(scope="module", params=list(QUEUES))
-def worker_queue(request, start_module_worker):
-    queue = QUEUES[request.param]
-    start_module_worker(app=APP, pool=request.param, queues=queue, concurrency=2)
-    return queue
+@pytest.fixture(scope="module")
+def worker_queue(start_module_worker):
+    start_module_worker(app=APP, queues="calls", concurrency=2)
+    return "calls"
 
 
 @pytest.mark.parametrize("where", ["before", "within", "after"])
@@ -43,8 +40,3 @@ def test_the_lock_is_free_when_its_call_has_ended(worker_queue, sender, journal,
         result = sender.send_task(name, (label,), queue=worker_queue)
         assert result.get(timeout=20) == label
         assert journal.count(label, "end") == number
-
-
-def ran(label):
-    """The body of the eager ones."""
-    return label

@@ -12,7 +12,7 @@ from tests.behaviour.deliveries.conftest import APP, await_line, lines_of
 from tests.support.waiting import never
 from tests.support.workers import make_app
 
-POLICIES = ["defer", "queue", "coalesce"]
+POLICIES = ["defer", "queue"]
 #: What JSON cannot carry.
 WHAT = {3, 1, 2}
 
@@ -121,7 +121,7 @@ def test_every_property_and_header_is_kept(broker, conf, queue, journal, label, 
             return sent.apply_async(queue=queue, **SAID)
 
         shown, again, duplicate_id = sent_twice(worker, journal, started, send)
-    said = {"defer": "deferred for", "queue": "queued", "coalesce": "coalesced"}[policy]
+    said = {"defer": "deferred for", "queue": "queued"}[policy]
     assert lines_of(worker, duplicate_id, said)
     assert again == shown
     properties = shown["properties"]

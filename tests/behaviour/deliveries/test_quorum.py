@@ -9,7 +9,6 @@ import uuid
 import pytest
 
 from tests.behaviour.deliveries.conftest import APP, lines_of
-from tests.behaviour.looking import kill_runner
 from tests.support.waiting import eventually, never
 from tests.support.workers import make_app
 
@@ -26,11 +25,6 @@ def quorum_conf(rabbitmq, queue):
         "task_default_exchange_type": "topic",
         "task_default_routing_key": queue,
     }
-
-
-@pytest.fixture
-def quorum(rabbitmq, queue):
-    return quorum_conf(rabbitmq, queue)
 
 
 @pytest.fixture(scope="module")
@@ -68,20 +62,4 @@ def test_a_duplicate_that_is_deferred_for_less_than_a_second_runs_later_once(
     journal.let_go(holder.id)
     assert duplicate.get(timeout=30) == label
     never(lambda: journal.count(label, "start") > 2, "it runs twice", 1.5)
-    assert journal.overlaps(label) == []
-
-
-def test_a_redelivered_message_is_put_off_and_runs_when_the_dead_holders_lock_has_lapsed(
-    start_worker, app_of, quorum, queue, journal, label, started
-):
-    where = {"app": APP, "queues": queue, "conf": quorum, "concurrency": 1}
-    first = start_worker(**where)
-    result = app_of(quorum).send_task("late", (label, None))
-    entry = started()
-    second = start_worker(**where)
-    kill_runner([first], journal, entry)  # an orphan would take what lets the next run go on
-    eventually(lambda: lines_of(second, result.id, "received"), "the copy came", 60)
-    journal.let_go(result.id)
-    assert result.get(timeout=40) == label
-    never(lambda: journal.count(label, "start") > 2, "a further copy runs", 1.5)
     assert journal.overlaps(label) == []

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from celery_redislock import ConfigError, LockConflict, LockLost, LockUnavailable
-from tests.support.clusters import url_of_quorum
 
 from .kinds import KINDS, OfThreads, both
 
@@ -408,18 +407,3 @@ async def test_a_lock_that_could_not_be_taken_is_not_said_to_be_kept(lock, own_r
             with pytest.raises(LockUnavailable):
                 await mine.acquire(timeout)
     assert not [each for each in caplog.messages if "release" in each and mine.key in each]
-
-
-@pytest.mark.parametrize("gone", [1, 2, 3])
-@both
-async def test_a_quorum_is_sure_of_a_loss_if_a_majority_has_not_the_lock(
-    lock, three_servers, caplog, gone
-):
-    mine = lock.at(url_of_quorum(three_servers))(ttl=60)
-    await mine.acquire()
-    three_servers[0].kill()  # it has the lock, and does not say so
-    for server in three_servers[1:gone]:
-        server.client().delete(mine.key)
-
-    assert await mine.release() is (gone == 1)
-    assert len(losses(caplog)) == (gone == 3)

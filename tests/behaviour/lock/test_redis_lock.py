@@ -175,21 +175,6 @@ def test_a_thread_that_lost_the_lock_is_not_told_the_fence_of_the_next_thread(
             assert third.submit(seen_by, mine).result() == (newer, False, True)
 
 
-def test_a_lock_whose_thread_ended_is_told_by_its_right_and_not_kept_alive(lock, client) -> None:
-    mine = lock(ttl=0.6)
-    thread = threading.Thread(target=mine.acquire)
-    thread.start()
-    thread.join()
-    fence = mine.fence
-    assert fence > 0
-    eventually(lambda: not client.exists(mine.key), "it lapses")
-    eventually(lambda: seen_by(mine) == (fence, True, False), "it is lost")
-    mine.acquire()
-    assert seen_by(mine) == (mine.fence, False, True)
-    assert mine.fence > fence
-    mine.release()
-
-
 def test_another_thread_may_extend_the_lock_and_never_revives_it(lock, client, pool) -> None:
     mine = lock(ttl=2, heartbeat=False)
     mine.acquire()
@@ -203,21 +188,6 @@ def test_another_thread_may_extend_the_lock_and_never_revives_it(lock, client, p
     assert not client.exists(mine.key)
     assert mine.lost
     assert mine.release() is False
-
-
-def test_asyncio_holds_the_lock_in_an_executor_of_one_thread(lock, caplog) -> None:
-    mine = lock()
-
-    async def right() -> None:
-        loop = asyncio.get_running_loop()
-        with ThreadPoolExecutor(1) as thread:
-            assert await loop.run_in_executor(thread, mine.acquire)
-            assert not is_free(lock)
-            assert await loop.run_in_executor(thread, mine.release)
-
-    asyncio.run(right())
-    assert is_free(lock)
-    assert not caplog.records
 
 
 def test_a_reentrant_lock_is_given_back_as_often_as_it_was_taken(lock) -> None:
@@ -682,32 +652,6 @@ def test_a_heartbeat_tries_ten_times_a_second_while_the_server_is_away(
         assert mine.lost is False
 
 
-def test_a_connection_that_breaks_costs_no_lock(proxy, client, label) -> None:
-    with RedisLock(proxy.url, label, ttl=3) as mine:
-        proxy.cut_off()
-        never(lambda: mine.lost, "it is lost before its right has ended", 1.0)
-        proxy.reconnect()
-        eventually(lambda: client.pttl(mine.key) > 2000, "it is extended")
-        assert mine.lost is False
-
-
-def test_who_is_cut_off_for_longer_than_the_ttl_knows_that_it_lost(
-    proxy, client, lock, label
-) -> None:
-    mine = RedisLock(proxy.url, label, ttl=1)
-    asked = time.monotonic()
-    mine.acquire()
-    proxy.cut_off()
-    eventually(lambda: mine.lost, "it knows by its own clock")
-    assert time.monotonic() - asked > 0.9
-    other = lock()
-    assert other.acquire(timeout=30) is True
-    proxy.reconnect()
-    never(lambda: not mine.lost, "what is lost comes back", 0.3)
-    assert mine.release() is False
-    assert other.release() is True
-
-
 # -- exceptions from the outside --------------------------------------------------------------
 
 
@@ -735,19 +679,6 @@ def test_a_release_that_is_cut_short_frees_the_lock_all_the_same(lock) -> None:
         other.release()
         assert mine.acquire(timeout=0) is True
     mine.release()
-
-
-def test_an_extension_that_is_cut_short_does_not_bring_a_released_lock_back(
-    proxy, client, label
-) -> None:
-    with RedisLock(proxy.url, label, ttl=60) as mine:
-        mine.extend()
-        came, goes_on = proxy.to_server.hold_back_one()
-        with interrupted(Interrupt, "extend"), pytest.raises(Interrupt):
-            mine.extend()
-        assert came.is_set()
-    goes_on.set()
-    never(lambda: client.exists(mine.key), "it is locked", 0.5)
 
 
 def test_who_is_interrupted_while_waiting_waits_no_more(lock) -> None:

@@ -15,6 +15,7 @@ from tests.support.looking import (
     every_state,
     lock_of,
     make_app,
+    park,
     take,
 )
 from tests.support.servers import free_port
@@ -63,16 +64,17 @@ def figures(app):
 
 def test_each_lock_counts_in_its_state_and_each_waiter_for_its_task(app):
     every_state(app)
+    park(app, "report", "bursts", "newest", quiet=60)
 
     found = figures(app)
     assert {task: each.locks for task, each in found.items()} == {
         "sync": {"held": 2, "kept": 2},
         "unique": {"queued": 1},
         "several": {"held": 2},
-        "report": {"held": 1, "free": 1},
+        "report": {"held": 1, "free": 1, "waits for quiet": 1},
         "unknown": {"foreign": 2, "kept": 1},
     }
-    assert (found["report"].room_tasks, found["sync"].room_tasks) == (3, 1)
+    assert (found["report"].room_tasks, found["sync"].room_tasks) == (4, 1)
     assert 7200 <= found["report"].oldest_waiter_seconds < 9000
     assert 1800 <= found["sync"].oldest_waiter_seconds < 3600
     assert 3600 <= found["several"].oldest_holder_seconds < 5400

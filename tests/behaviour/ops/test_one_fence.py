@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import json
 
-import pytest
-from celery import Celery
 from prometheus_client import CollectorRegistry
 
 from celery_redislock.prometheus import Collector
 from tests.support.looking import client_of, make_app, run, runs_without, take, told
-from tests.support.servers import apart
-from tests.support.waiting import eventually, never
-from tests.support.workers import make_app as make_sender
 
 WITHOUT = "without its lock"
 
@@ -48,38 +43,6 @@ def test_a_run_whose_lock_another_has_is_without_it(redis_server, label):
     take(app, "sync", "one", history=True)
     assert sorted(each["state"] for each in told(app, "list")) == ["held", "without its lock"]
     assert [each["how"] for each in told(app, "history", "sync", "one")] == ["running", "lost"]
-
-
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_after_a_server_stood_still_a_run_is_one_row(
-    conf, own_redis, start_worker, journal, label, queue, pool
-):
-    own = {k: v for k, v in apart(conf, own_redis).items() if not k.startswith("test_")}
-    worker = start_worker(queues=queue, pool=pool, concurrency=1, conf={**conf, **own})
-    app = Celery("looks", set_as_current=False)
-    app.conf.update(own)
-    result = make_sender(own).send_task("short_ttl", [label, 600.0], queue=queue)
-    eventually(lambda: journal.read(label, "start"), "it runs")
-    # What is on its way when the server stops comes when it goes on, and takes the lock again.
-    eventually(lambda: told(app, "list")[0]["held_for"] > 1.5, "its heartbeat has a connection")
-
-    own_redis.stop()
-    eventually(lambda: "LOST" in worker.log(), "it takes its lock for lost")
-    own_redis.resume()
-
-    def states():
-        found = told(app, "list")
-        assert {each["task_id"] for each in found} <= {result.id}
-        return [each["state"] for each in found]
-
-    eventually(states, "it is shown", 30)
-    # Its process says anew every 3 s that it lost the lock.
-    never(lambda: len(states()) > 1, "it is two rows", 2.0)
-    # In prefork the main process extends it.
-    wanted = [{"prefork": "held", "threads": WITHOUT}[pool]]
-    eventually(lambda: states() == wanted, "it is shown as it is", 10)
-    findings = [each for each in told_of(app) if each["check"] == "workers"]
-    assert any(each["level"] == "error" for each in findings) is (pool == "threads")
 
 
 def told_of(app):
