@@ -67,8 +67,6 @@ FORGED = {
     "other_lock": ("skip", {}, "its arguments give another lock"),
     "lacks_arguments": ("named", {}, "its arguments give no lock"),
     "link": (QUEUED, {"link": [LINK]}, "it brings callbacks"),
-    "link_error": (QUEUED, {"link_error": [LINK]}, "it brings callbacks"),
-    "chain": (QUEUED, {"chain": [LINK]}, "it brings callbacks"),
     "chord": (QUEUED, {"chord": LINK, "group_id": "g"}, "it brings callbacks"),
 }
 

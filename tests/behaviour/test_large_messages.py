@@ -43,7 +43,7 @@ def said(worker, result):
     ]
 
 
-@pytest.mark.parametrize("name", ["queue", "coalesce", "coalesce_result", "debounce", "replace"])
+@pytest.mark.parametrize("name", ["queue", "debounce", "replace"])
 def test_it_waits_for_the_lock_outside_of_the_room(worker, lock, send, label, name):
     with lock(name):
         result = send(name, label, LARGE)
@@ -54,7 +54,7 @@ def test_it_waits_for_the_lock_outside_of_the_room(worker, lock, send, label, na
     assert said(worker, result)
 
 
-@pytest.mark.parametrize("name", ["queue", "debounce", "queued_running", "queued", "skip"])
+@pytest.mark.parametrize("name", ["debounce", "queued_running", "skip"])
 def test_it_runs_at_once_if_the_lock_is_free(worker, send, label, name):
     result = send(name, label, LARGE)
     assert result.get(timeout=20) == label

@@ -14,6 +14,10 @@ from tests.support.waiting import eventually, never
 QUEUE = "lost"
 
 
+#: What is not of a pool is asked of the one with processes.
+in_prefork = pytest.mark.parametrize("pool", ["prefork"], indirect=True)
+
+
 @pytest.fixture(scope="module", params=POOLS)
 def pool(request, start_module_worker):
     """A worker of each pool, or two that run one task each; and their queue."""
@@ -45,10 +49,10 @@ def key_of(locks_of):
     return key_of
 
 
+@in_prefork
 def test_a_duplicate_is_skipped(start, sender, journal, label, pool):
     first, _ = start("skip", 2.0)
-    # In a solo pool, what the busy worker takes runs after the first.
-    for _ in range(1 if pool[0] == "solo" else 3):
+    for _ in range(3):
         with pytest.raises(TaskSkipped):
             sender.send_task("skip", [label], queue=pool[1]).get(timeout=30)
     assert first.get(timeout=20)
@@ -76,6 +80,7 @@ def test_a_thief_is_noticed(start, client, key_of):
     client.delete(key)
 
 
+@in_prefork
 def test_a_broken_lock_is_noticed_and_not_taken_again(start, client, key_of):
     result, _ = start("watches_lock")
     client.delete(key := key_of(result.id))
@@ -102,6 +107,7 @@ def test_abort_ends_the_body_and_the_worker_goes_on(
     assert again.get(timeout=20) == "kept"
 
 
+@in_prefork
 def test_fences_rise_in_the_order_of_the_runs(sender, journal, label, pool):
     results = [sender.send_task("wait", [label, 0.01], queue=pool[1]) for _ in range(8)]
     for result in results:
@@ -111,6 +117,7 @@ def test_fences_rise_in_the_order_of_the_runs(sender, journal, label, pool):
     assert len(fences) == 8
 
 
+@in_prefork
 def test_a_hung_body_holds_no_longer_than_it_may(start, locks_of, journal, label):
     result, entry = start("max_hold", 4.0)
     assert entry.data["fence"], "it had the lock"

@@ -13,7 +13,7 @@ from tests.support.waiting import eventually, never
 
 APP = "tests.behaviour.apps.releases"
 #: Changes after which what waits runs, or ends, in the new release.
-END = ("lock_key", "date", "base", "alias", "signature")
+END = ("alias", "signature")
 
 
 class Waiting:
@@ -75,8 +75,8 @@ class Waiting:
 def start(start_worker, lock_conf):
     """Starts a worker of a release."""
 
-    def start(number, conf=None, **options):
-        settings = {**lock_conf, **(conf or {}), "test_release": number}
+    def start(number, **options):
+        settings = {**lock_conf, "test_release": number}
         return start_worker(app=APP, conf=settings, **options)
 
     return start
@@ -86,13 +86,10 @@ def start(start_worker, lock_conf):
 def waiting(request, start, sender, conf, lock_conf, lock_client, journal, queue, label):
     """See `Waiting`."""
 
-    def waiting(*changes, conf_of_new=None):
-        def start_it(number, **options):
-            return start(number, conf=conf_of_new if number == 2 else None, **options)
-
+    def waiting(*changes):
         with release(1, {**conf, **lock_conf}) as app:
             return Waiting(
-                request.param, changes, start_it, app, sender, lock_client, journal, queue, label
+                request.param, changes, start, app, sender, lock_client, journal, queue, label
             )
 
     return waiting
@@ -135,11 +132,10 @@ def test_what_waits_under_a_name_that_nobody_knows_is_said_and_runs_if_all_know_
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("enabled", [True, False], ids=["enabled", "disabled"])
-def test_what_waits_ends_once_in_a_release_with_another_key_or_without_a_lock(
-    waiting, sender, journal, queue, enabled
+def test_what_waits_ends_once_in_a_release_with_an_alias_or_another_signature(
+    waiting, sender, journal, queue
 ):
-    waits = waiting(*END, conf_of_new={"redislock_enabled": enabled})
+    waits = waiting(*END)
 
     eventually(waits.have_ended, "all have ended", 90)
 
@@ -164,5 +160,4 @@ def test_what_waits_ends_once_in_a_release_with_another_key_or_without_a_lock(
 
     expected = {change: [0, 0] if change == "signature" else [1, 1] for change in END}
     never(lambda: have_run() != expected, "one ran again", 1.5)
-    for change in ("lock_key", "date", "alias") if enabled else ():
-        assert journal.overlaps(waits.labels[change]) == []
+    assert journal.overlaps(waits.labels["alias"]) == []

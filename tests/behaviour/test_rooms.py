@@ -11,7 +11,8 @@ from tests.behaviour.looking import Keys, Room
 from tests.support.waiting import eventually, never
 
 QUEUE = "rooms"
-LOCKS = ("redis", "cluster")
+#: Everything else here has one server.
+LOCKS = ("cluster",)
 
 
 @pytest.fixture(scope="module", autouse=True)

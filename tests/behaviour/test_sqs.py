@@ -8,7 +8,6 @@ from functools import partial
 
 import pytest
 
-from tests.behaviour.looking import kill_runner
 from tests.support.waiting import eventually, never
 from tests.support.workers import make_app
 
@@ -45,24 +44,17 @@ def workers(start_module_worker, sqs_conf):
 
 @pytest.mark.usefixtures("workers")
 def test_duplicates_are_skipped_deferred_and_queued(send, journal, label):
-    for name in ("skip", "defer", "queued"):
-        holder = send(name, label + name, 2.5, to=QUEUE)
+    names = ("skip", "defer", "queued")
+    holders = {name: send(name, label + name, 2.5, to=QUEUE) for name in names}
+    for name, holder in holders.items():
         journal.await_start(label + name, holder.id)
-        duplicate = send(name, label + name, 0.1, to=QUEUE)
-        if name == "skip":
-            eventually(lambda: duplicate.state == "REVOKED", "it is skipped")  # noqa: B023
-        else:
-            assert duplicate.get(timeout=20)
-        assert holder.get(timeout=20)
+    duplicates = {name: send(name, label + name, 0.1, to=QUEUE) for name in names}
+    eventually(lambda: duplicates["skip"].state == "REVOKED", "it is skipped")
+    for result in (*holders.values(), duplicates["defer"], duplicates["queued"]):
+        assert result.get(timeout=20)
+    for name in names:
         assert journal.count(label + name, "start") == (1 if name == "skip" else 2)
         assert journal.overlaps(label + name) == []
-
-
-@pytest.mark.usefixtures("workers")
-def test_a_deferral_is_no_longer_than_half_of_the_visibility_timeout(send, journal, label):
-    journal.await_start(label, send("defer_long", label, 2.0, to=QUEUE).id)
-    assert send("defer_long", label, 0.1, to=QUEUE).get(timeout=40), "its delay is a minute"
-    assert journal.overlaps(label) == []
 
 
 def test_a_task_that_runs_for_longer_than_the_visibility_timeout_runs_once(
@@ -73,16 +65,6 @@ def test_a_task_that_runs_for_longer_than_the_visibility_timeout_runs_once(
     eventually(lambda: any(copies in each.log() for each in workers), "a copy met the lock")
     assert result.get(timeout=30)
     never(lambda: journal.count(label, "start") > 1, "the copy ran", VISIBLE + 1)
-
-
-def test_the_copy_of_a_killed_workers_message_runs(start, send, journal, label):
-    workers = start(), start()
-    result = send("late_hour", label, 2.0)
-    entry = journal.await_start(label, result.id)
-    kill_runner(workers, journal, entry)
-    assert result.get(timeout=60)
-    assert [each.task_id for each in journal.read(label, "start")] == [result.id] * 2
-    assert journal.overlaps(label) == []
 
 
 def test_the_copy_of_a_message_whose_acknowledgement_was_lost_does_not_run(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tests.foreign.compare import Outcome, judge
-from tests.foreign.named import CELERY
 
 PASSED, FAILED = Outcome("passed"), Outcome("failed", "boom")
 
@@ -14,8 +13,3 @@ def test_a_named_difference_is_none_of_the_flaws_and_has_its_reason() -> None:
     verdict = judge(plain, guarded, {}, {"a": "two at once"})
 
     assert (verdict.named, [*verdict.flaws]) == ({"a": "two at once"}, ["b"])
-
-
-def test_each_named_difference_has_a_reason_and_is_named_once() -> None:
-    assert all(each.reason for each in CELERY)
-    assert len({each.test for each in CELERY}) == len(CELERY)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import ast
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +125,7 @@ def test_every_supported_python_is_tested():
     assert f"| Python | {PYTHONS[0]} to {PYTHONS[-1]} |" in page
 
 
-# -- versions and deprecations ----------------------------------------------------------------
+# -- the version ------------------------------------------------------------------------------
 
 
 def test_the_changelog_begins_with_this_version():
@@ -137,50 +133,3 @@ def test_the_changelog_begins_with_this_version():
     assert heading
     dated = rf"{re.escape(celery_redislock.__version__)} \((20\d\d-\d\d-\d\d|not released yet)\)"
     assert re.fullmatch(dated, heading[1])
-
-
-def deprecated(source: str) -> list[str]:
-    """What a module's warnings say is deprecated: the first word of each message."""
-    found = []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call) and "RedisLockDeprecationWarning" in map(
-            ast.unparse, [*node.args, *(each.value for each in node.keywords)]
-        ):
-            message = ast.unparse(node.args[0])
-            found.append(re.sub(r"^f?['\"]+", "", message).split()[0])
-    return found
-
-
-def undocumented(source: str, changes: str) -> list[str]:
-    """What a module deprecates, and no *Deprecated* of the changelog names."""
-    sections = re.findall(r"^### Deprecated\n(.*?)(?=^##|\Z)", changes, re.M | re.S)
-    return [name for name in deprecated(source) if f"`{name}`" not in "".join(sections)]
-
-
-def test_every_deprecation_is_in_the_changelog():
-    for module in (ROOT / "celery_redislock").rglob("*.py"):
-        assert undocumented(module.read_text(encoding="utf-8"), CHANGES) == [], module
-
-
-def test_the_filter_of_the_page_fails_a_project_that_uses_what_is_deprecated(tmp_path):
-    page = (ROOT / "docs/compatibility.md").read_text(encoding="utf-8")
-    (settings,) = re.findall(r"^```toml\n(.*?)^```", page, re.M | re.S)
-    (tmp_path / "pyproject.toml").write_text(settings)
-    (tmp_path / "test_it.py").write_text(
-        "import warnings\n"
-        "from celery_redislock import RedisLockDeprecationWarning\n"
-        "def test_it():\n"
-        "    warnings.warn('lock_old is deprecated', RedisLockDeprecationWarning, 2)\n"
-    )
-
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "RedisLockDeprecationWarning: lock_old is deprecated" in done.stdout

@@ -7,7 +7,6 @@ import itertools
 import math
 import random
 import socket
-import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -53,7 +52,6 @@ class ClusterSet:
     Args:
         primaries: how many nodes have slots, in equal shares.
         replicas: how many replicas each of them has.
-        persistent: each node has its data again after its restart.
         tls: what the nodes' command lines say of their certificate: then clients and nodes use TLS.
             Only these tests themselves ask a node without it.
     """
@@ -65,11 +63,9 @@ class ClusterSet:
         self,
         primaries: int = 3,
         replicas: int = 1,
-        persistent: bool = False,
         tls: Sequence[str] | None = None,
     ) -> None:
         self._primaries = primaries
-        self._persistent = persistent
         self._tls = tls
         self.nodes = [self._new_node() for _ in range(primaries * (1 + replicas))]
 
@@ -83,7 +79,6 @@ class ClusterSet:
             *("--cluster-node-timeout", str(PATIENT), "--cluster-require-full-coverage", "no"),
             *("--repl-diskless-sync-delay", "0", "--cluster-replica-validity-factor", "0"),
             *(*own, *(self._tls or ())),
-            persistent=self._persistent,
             port=free_port() if own else port,
         )
         node.tls_port = port if own else None
@@ -177,23 +172,6 @@ class ClusterSet:
             client.execute_command("ACL", "SETUSER", "default", "-psync", "-sync")
             client.execute_command("CLIENT", "KILL", "TYPE", "replica")
 
-    @contextlib.contextmanager
-    def cut_off_primary_of(self, key: str) -> Iterator[None]:
-        """Freeze the node that has this key's slot: neither clients nor nodes hear from it, and its
-        replica takes over. Afterwards it goes on, and takes itself for a primary until it is told.
-        """
-        old = self.primary_of(key)
-        new = self.replica_of(old)
-        self.set_node_timeout(500)
-        old.stop()
-        try:
-            eventually(lambda: self._leads(new), "its replica takes over", 60)
-            yield
-        finally:
-            old.resume()
-            self.set_node_timeout(PATIENT)
-        eventually(self._in_step, "all nodes are in step", 60)
-
     def failover(self, key: str) -> None:
         """Let the replica of the node that has this key's slot take over, without a loss."""
         new = self.replica_of(self.primary_of(key))
@@ -232,15 +210,6 @@ class ClusterSet:
     def move_slot(self, slot: int, target: RedisServer) -> None:
         """Move a slot with its keys to this node, as `redis-cli --cluster reshard` does."""
         self.end_move(slot, self.begin_to_move(slot, target), target)
-
-    def reshard(self, source: RedisServer, target: RedisServer, slots: int) -> None:
-        """Have `redis-cli` move the first of a node's slots to another one."""
-        command = [
-            *("redis-cli", "--cluster", "reshard", f"127.0.0.1:{source.port}", "--cluster-yes"),
-            *("--cluster-from", self.id_of(source), "--cluster-to", self.id_of(target)),
-            *("--cluster-slots", str(slots)),
-        ]
-        subprocess.run(command, check=True, capture_output=True, timeout=120)
 
     def add_node(self) -> RedisServer:
         """A new node without slots."""

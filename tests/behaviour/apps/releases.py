@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from celery import Celery, Task
+from celery import Celery
 
 from celery_redislock import SingletonTask
 
@@ -17,14 +17,10 @@ from .bodies import CONF, new_app, run
 JOB: dict[str, Any] = {"lock_key": "job:{label}"}
 #: Of each task: its options before and after the change.
 OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "lock_key": ({"lock_key": ["label"]}, JOB),
-    "date": ({"lock_key": lambda label, how=0.0: f"monday:{label}"},
-             {"lock_key": lambda label, how=0.0: f"tuesday:{label}"}),
     "signature": (JOB, JOB),
     "name": (JOB, {**JOB, "name": "new_name"}),
     "alias": (JOB, {**JOB, "name": "name_with_an_alias"}),
-    "base": (JOB, {"base": Task}),
-}  # fmt: skip
+}
 #: Those that a release also has under their old names, as docs/deploying.md says.
 ALIASES = {1: (), 2: ("alias",), 3: ("alias", "name")}
 
@@ -41,9 +37,8 @@ def release(number: int, conf: Mapping[str, Any]) -> Celery:
     """The app of the release before the changes (1), after them (2), or with all aliases (3)."""
     app = new_app("releases", conf)
     for change, (before, after) in OPTIONS.items():
-        options = {"name": change, "base": SingletonTask, **(before if number == 1 else after)}
-        if options["base"] is SingletonTask:
-            options.update(lock_ttl=2, on_conflict="queue")
+        options = {"name": change, **(before if number == 1 else after)}
+        options |= {"base": SingletonTask, "lock_ttl": 2, "on_conflict": "queue"}
         changed = change == "signature" and number > 1
         body = of_three_parameters if changed else of_two_parameters
         app.task(bind=True, shared=False, **options)(body)

@@ -185,20 +185,3 @@ def test_the_page_is_on_this_machine_only_and_acts_by_its_token(stack):
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(ask)
     assert refused.value.code in (401, 403)
-
-
-@on_an_engine
-def test_the_locks_in_a_cluster_are_taken_one_at_a_time(stack):
-    profile = ("--profile", "cluster")
-    stack(*profile, "up", "--detach", "--wait", "cluster-worker")
-    done = stack(*profile, "exec", "-T", "cluster-worker", "python", "examples/account_sync.py")
-    assert "5 synced, 0 overlaps" in done
-
-
-@on_an_engine
-def test_one_command_removes_all(stack):
-    stack("--profile", "*", "down", "--volumes", "--timeout", "5")
-    own = f"label=com.docker.compose.project={stack.project}"
-    assert docker("ps", "--all", "--quiet", "--filter", own) == ""
-    assert docker("volume", "ls", "--quiet", "--filter", own) == ""
-    assert docker("network", "ls", "--quiet", "--filter", own) == ""

@@ -19,7 +19,7 @@ from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
 
 from .load import KEYS, OWN_KEYS
-from .stage import ACKS, FORGETS, LONG, LOSES_DATA, SHORT, Fault, Span, Stage
+from .stage import ACKS, FORGETS, LONG, LOSES_DATA, Fault, Span, Stage
 
 
 class Cluster(ClusterSet):
@@ -64,36 +64,6 @@ def move_slots(stage: Stage) -> None:
     with stage.during("cluster_move_slots", unreachable=True):
         for slot in (first, first, *stage.rng.sample(others, 4)):
             _move(stage, slot, _another(stage, stage.locks.owner_of(slot)), (0.0, 0.3))
-
-
-def move_slowly(stage: Stage) -> None:
-    """The slot of a held lock is half moved for longer than the ttl."""
-    slot = key_slot(_contended(stage).key.encode())
-    with stage.during("cluster_move_slowly", unreachable=True):
-        _move(stage, slot, _another(stage, stage.locks.owner_of(slot)), LONG)
-
-
-def reshard(stage: Stage) -> None:
-    """`redis-cli --cluster reshard` moves some thousands of slots, a held lock's among them."""
-    slot = key_slot(_contended(stage).key.encode())
-    source = stage.locks.owner_of(slot)
-    target = _another(stage, source)
-    first = min(low for low, high, port in stage.locks.ranges(source) if port == source.port)
-    with stage.during("cluster_reshard", unreachable=True, slots=slot - first + 1):
-        stage.locks.reshard(source, target, slot - first + 1)
-        eventually(stage.locks.agree, "the nodes agree", 60)
-
-
-def add_node(stage: Stage) -> None:
-    """A node is added, and gets some of the load's slots."""
-    first = key_slot(_contended(stage).key.encode())
-    others = [slot for slot in SLOTS if slot != first]
-    with stage.during("cluster_add_node", unreachable=True):
-        new = stage.locks.add_node()
-        for slot in (first, *stage.rng.sample(others, 4)):
-            stage.locks.move_slot(slot, new)
-            stage.pause(0, 0.2)
-        eventually(stage.locks.agree, "the nodes agree", 60)
 
 
 def _move(stage: Stage, slot: int, target: RedisServer, span: Span) -> None:
@@ -144,20 +114,6 @@ def stop_node(stage: Stage, span: Span) -> None:
             node.resume()
 
 
-def cut_off_node(stage: Stage) -> None:
-    """A primary is cut off from clients and nodes until its replica has taken over, and longer. It
-    is stopped by SIGSTOP: there is no proxy between nodes. So it does not go on to serve clients
-    that reach it; when it comes back, it first takes itself for a primary, and executes what
-    clients had sent to it.
-    """
-    key = _contended(stage).key
-    with (
-        stage.during("cluster_cut_off_node", unreachable=True),
-        stage.locks.cut_off_primary_of(key),
-    ):
-        stage.pause(0, stage.ttl)
-
-
 def restart(stage: Stage, one: bool = False) -> None:
     """All nodes are killed, or if `one` a primary, and come back before a replica takes over. They
     refuse all for two seconds; the ttl is longer.
@@ -178,13 +134,8 @@ def restart(stage: Stage, one: bool = False) -> None:
 #: there are more copies of messages: what differs is the server.
 _HERE: dict[str, Any] = {"locks": Cluster, "pools": ("prefork", "gevent"), "acks": ("late",)}
 _BOTH = {**_HERE, "acks": ACKS}
-_persistent = partial(Cluster, persistent=True)
-
 _ALL = (
-    Fault(name="cluster_move_slowly", inject=move_slowly, **_HERE),
     Fault(name="cluster_move_slots", inject=move_slots, **_HERE),
-    Fault(name="cluster_reshard", inject=reshard, **_HERE),
-    Fault(name="cluster_add_node", inject=add_node, **_HERE),
     Fault(name="cluster_failover", inject=failover, **_HERE),
     Fault(name="cluster_kill_master", inject=kill_master, allows=LOSES_DATA, **_BOTH),
     Fault(
@@ -193,15 +144,7 @@ _ALL = (
         allows=LOSES_DATA,
         **_HERE,
     ),
-    Fault(name="cluster_cut_off_node", inject=cut_off_node, allows=LOSES_DATA, **_BOTH),
-    Fault(name="cluster_stop_node_short", inject=partial(stop_node, span=SHORT), times=2, **_HERE),
     Fault(name="cluster_stop_node_long", inject=partial(stop_node, span=LONG), **_HERE),
-    Fault(
-        name="cluster_restart_with_data",
-        inject=restart,
-        ttl=4.0,
-        **{**_HERE, "locks": _persistent},
-    ),
     Fault(
         name="cluster_restart_node_empty",
         inject=partial(restart, one=True),

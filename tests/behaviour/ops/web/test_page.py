@@ -23,8 +23,6 @@ from tests.support.looking import (
     lock_named,
     make_app,
     park,
-    run,
-    runs_without,
     take,
 )
 from tests.support.site import TOKEN, Site
@@ -339,26 +337,6 @@ def test_trouble_comes_first_and_says_what_it_is(page, app, client):
         expect(lines.nth(2)).to_have_attribute("data-trouble", "false")
         page.locator("#query").fill("is:trouble")
         expect(page.locator("#count")).to_have_text("2 of 3 locks")
-
-
-def test_a_call_that_waits_for_quiet_and_a_run_without_its_lock_are_shown_as_that(
-    page, app, client
-):
-    park(app, "report", "bursts", "the-last", quiet=6000)
-    made = take(app, "sync", "first")
-    run(app, "break", "--force", made.key)
-    take(app, "sync", "first", task_id="the-second")
-    runs_without(app, made, "it was broken")
-    with opened(page, app):
-        row = page.locator("#rows tr", has_text="report")
-        expect(row.locator(".state")).to_have_text(re.compile(r"waits for quiet, 1h[34]\dm"))
-        expect(row.locator(".trouble")).to_have_text("")
-        states = page.locator("#rows tr", has_not_text="report").locator(".state")
-        expect(states).to_have_text(["held", "without its lock"])
-        expect(page.locator("#rows .trouble", has_text="it was broken")).to_have_count(1)
-        expect(tile(page, "held")).to_have_text("1")
-        client.delete(made["lost"])
-        expect(states).to_have_text(["held"])
 
 
 def test_the_legend_names_what_is_drawn_and_no_two_ends_look_alike(page, app):
