@@ -9,7 +9,6 @@ import signal
 import pytest
 from celery.exceptions import TaskRevokedError, TimeLimitExceeded, WorkerLostError
 
-from celery_redislock import RedisLock
 from tests.behaviour.looking import celery
 from tests.conftest import POOLS
 from tests.support.waiting import eventually, never
@@ -31,25 +30,6 @@ def test_a_soft_time_limit_that_the_body_catches_frees_the_lock(worker, sender, 
     result = sender.send_task("soft_limit_in_finally", [label], queue=QUEUE)
     assert result.get(timeout=20) == "limited"
     assert not locks_of(result.id)
-
-
-@pytest.fixture(scope="module")
-def lingering(start_module_worker):
-    queue = f"{QUEUE}-lingering"
-    start_module_worker(queues=queue, app="tests.behaviour.apps.lingering")
-    return queue
-
-
-@pytest.mark.parametrize("name", ["deferred", "deferred_late"])
-def test_what_failed_as_it_was_deferred_does_not_run_later(
-    lingering, sender, conf, journal, label, name
-):
-    """A soft time limit after its message was published, and before the delivery has ended."""
-    with RedisLock(conf["redislock_url"], label, ttl=60):
-        result = sender.send_task(name, [label], queue=lingering)
-        with pytest.raises(Exception, match="SoftTimeLimitExceeded"):
-            result.get(timeout=20)
-    never(lambda: journal.count(label, "start"), "it ran", 1.5)
 
 
 def test_a_hard_time_limit_frees_the_lock_and_not_before_the_body_ended(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import os
 import signal
@@ -17,7 +16,6 @@ from tests.behaviour.apps.keyed import TASKS, job
 from tests.behaviour.looking import starts
 from tests.support.looking import run
 from tests.support.waiting import eventually, never
-from tests.support.workers import make_app
 
 QUEUE = "keyed"
 APP = "tests.behaviour.apps.keyed"
@@ -209,13 +207,6 @@ def test_arguments_that_do_not_fit_fail_as_without_a_lock(send, name):
 # -- text that is none, or too much of it -----------------------------------------------------
 
 
-@pytest.fixture
-def send_blindly(conf):
-    """Sends without a result backend: Celery's cannot name a result by half a surrogate pair."""
-    with make_app({"broker_url": conf["broker_url"]}) as app:
-        yield functools.partial(app.send_task, ignore_result=True)
-
-
 @pytest.fixture(scope="module")
 def solo(start_module_worker):
     return start_module_worker(app=APP, pool="solo", queues=SOLO)
@@ -235,19 +226,6 @@ def test_half_a_surrogate_pair_is_a_name_like_any_other(solo, sender, key_of, la
     keys = [entry.data[1] for entry in journal.read(label, "tenant")]
     assert set(keys) == {key_of(f"text:{label}:{text}") for text in (LONE, "x")}
     assert "Unrecoverable" not in solo.log()
-
-
-@pytest.mark.parametrize("name", ["by_text", "waits", "parks"])
-def test_half_a_surrogate_pair_in_an_id_is_an_id_like_any_other(
-    solo, send_blindly, label, journal, name
-):
-    for number in range(2):
-        told = {"task_id": f"{label}{number}{LONE}", "headers": {LONE: LONE}}
-        send_blindly(name, (label,), queue=SOLO, **told)
-    send_blindly(name, (label,), queue=SOLO)
-    eventually(lambda: journal.count(label, "end") == 3, "all have run")
-    assert "Unrecoverable" not in solo.log()
-    assert "UnicodeEncodeError" not in solo.log()
 
 
 def test_a_long_name_costs_little_and_excludes_as_any_other(send, worker, label, journal, client):

@@ -19,7 +19,6 @@ from celery_redislock.testing import (
     assert_locked,
     memory_locks,
 )
-from tests.behaviour.looking import Keys
 from tests.support.waiting import eventually
 
 Hold = Callable[..., HeldLock]
@@ -80,18 +79,6 @@ def test_a_body_in_a_worker_loses_its_lock_to_the_test(
     else:
         go_on[label].set()
         assert result.get(timeout=20) is True
-
-
-def test_what_waits_is_woken_by_the_release(working: Any, held_lock: Hold, label: str) -> None:
-    task = working[0]["kit.wait"]
-    held = held_lock(task, label)
-    result = task.delay(label)
-    waiters = Keys(task.lock_key_for(label)).waiters
-    eventually(lambda: working[1].client.exists(waiters), "it waits")
-    released = time.monotonic()
-    held.release()
-    ran_at = result.get(timeout=20)
-    assert released < ran_at < released + 9, "not after a third of the ttl, which is ten seconds"
 
 
 def test_what_queues_runs_in_its_order_after_the_release(

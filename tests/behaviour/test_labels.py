@@ -82,14 +82,3 @@ def test_one_that_waits_has_it_and_so_has_the_list(
     entry = client.hget(f"{head}:entries:{name}", f"{waits.id}:0.0")
     body = json.loads(json.loads(entry.split("|", 2)[2])["body"])
     assert body[2]["headers"]["redislock"]["label"] == order
-
-
-def test_a_label_that_does_not_fit_fails_nothing(worker, hold_open, send, record_of, label):
-    holder = hold_open("does_not_fit")
-    assert "label" not in record_of(holder.id)
-    for _ in range(2):
-        with pytest.raises(TaskSkipped):
-            send("does_not_fit", label).get(timeout=20)
-    warned = re.findall(r"WARNING/(\S+)\] .*does_not_fit: lock_label=", worker.log())
-    assert warned
-    assert len(warned) == len(set(warned)), "once in each process"

@@ -77,9 +77,6 @@ def test_a_task_that_sends_itself_is_its_own_duplicate(sender, label, queue, con
     assert sender.send_task("sends_itself", (label,), queue=queue).get(timeout=20) is True
 
 
-# -- never a lock without a message -----------------------------------------------------------
-
-
 # -- retries and copies -----------------------------------------------------------------------
 
 
@@ -121,12 +118,3 @@ def test_what_a_child_could_not_free_before_it_ended_is_freed_when_the_server_an
     assert (holder.task_id, holder.queued) == (result.id, True)
     proxy.reconnect()
     eventually(lambda: tasks.unique_queued.lock_holder(label) is None, "it is free", 20)
-
-
-# -- who waits --------------------------------------------------------------------------------
-
-
-# -- canvas: nobody waits for ever ------------------------------------------------------------
-
-
-# -- a lock server that is away ---------------------------------------------------------------

@@ -18,15 +18,6 @@ def workers(start_module_worker):
     return [start_module_worker(queues=QUEUE, concurrency=2, conf=conf) for _ in range(2)]
 
 
-@pytest.mark.usefixtures("workers")
-def test_two_workers_run_a_task_once_at_a_time(send, journal, label):
-    results = [send("defer", label, 0.1) for _ in range(10)]
-    for result in results:
-        assert result.get(timeout=60)
-    assert journal.count(label, "start") == 10
-    assert journal.overlaps(label) == []
-
-
 def test_shared_tasks_and_a_task_cls_for_the_whole_app_take_the_lock(
     start_worker, sender, queue, journal, label
 ):

@@ -51,10 +51,6 @@ def row_of(app, name, label):
     return next((each for each in list_locks(app) if each.key == key), None)
 
 
-def line_of(worker, text):
-    return next((each for each in worker.log().splitlines() if text in each), None)
-
-
 def waiting(app, name, label):
     row = row_of(app, name, label)
     return 0 if row is None else row.waiting
@@ -117,20 +113,7 @@ def test_explain_says_that_a_unique_call_is_there(app, journal, label, send):
     assert "now a call of it waits: apply_async would send nothing" in explained
 
 
-def test_what_expires_is_named_with_the_reason(app, send, worker, label):
-    suspend(app, "queues", seconds=2, why=WHY)
-    result = send("queues", label, expires=1)
-    with pytest.raises(Exception, match="expired"):
-        result.get(timeout=30)
-    line = eventually(lambda: line_of(worker, f"queues[{result.id}] ends as"), "it is said")
-    assert "WARNING/" in line or "ERROR/" in line
-    assert WHY in line
-
-
-# -- what has begun ----------------------------------------------------------------------------
-
-
-# -- scopes, and locks that tasks share --------------------------------------------------------
+# -- locks outside of tasks --------------------------------------------------------------------
 
 
 def test_a_lock_outside_of_tasks_is_acquired_when_its_suspension_ends(app, label):

@@ -22,35 +22,12 @@ def make_sender(conf, **overrides):
     app.conf.update({k: v for k, v in {**conf, **overrides}.items() if not k.startswith("test_")})
     for name, options in UNIQUE.items():
         define(app, name, **options)
-    for name in ("unique_retries", "unique_pages"):
-        define(app, name, lock_scope="queued+running")
-    define(app, "unique_queued_retries", lock_scope="queued")
-    define(app, "skip")
-    app.task(name="total", shared=False)(lambda_total)
     return app
-
-
-def lambda_total(numbers):
-    """The body of the chords."""
 
 
 def define(app, name, **options):
     defaults = {"base": SingletonTask, "lock_key": ["label"], "lock_ttl": 6, "shared": False}
-    return app.task(**{**defaults, **options, "name": name})(BODIES.get(name, body))
-
-
-def retries_body(label, times=1, countdown=0):
-    """As the worker's."""
-
-
-def pages_body(label, left=2):
-    """As the worker's."""
-
-
-BODIES = {
-    **dict.fromkeys(("unique_retries", "unique_queued_retries"), retries_body),
-    "unique_pages": pages_body,
-}
+    return app.task(**{**defaults, **options, "name": name})(body)
 
 
 def ended(result, timeout=60):

@@ -223,27 +223,6 @@ def try_again(self: Any, label: str, times: int = 1, countdown: float = 0) -> An
 
 retries = singleton(name="retries", max_retries=3)(try_again)
 retries_held = singleton(name="retries_held", max_retries=3, lock_across_retries="hold")(try_again)
-unique_retries = singleton(name="unique_retries", lock_scope="queued+running", max_retries=3)(
-    try_again
-)
-unique_queued_retries = singleton(name="unique_queued_retries", lock_scope="queued", max_retries=3)(
-    try_again
-)
-
-
-def turn_pages(self: Any, label: str, left: int = 2) -> Any:
-    """Goes on by replacing itself, under the same lock and, as Celery does it, the same id."""
-    journal.write("start", label, self.request)
-    journal.write("end", label, self.request)
-    if left:
-        here = self.request.delivery_info["routing_key"]
-        return self.replace(self.s(label, left - 1).set(queue=here))
-    return "last page"
-
-
-unique_pages = singleton(name="unique_pages", lock_scope="queued+running", acks_late=True)(
-    turn_pages
-)
 
 
 @singleton(name="sends_itself", lock_scope="queued+running")
@@ -268,14 +247,6 @@ def describe(self: Any, label: str, seconds: float | str = 0.0) -> Any:
 
 
 describes = singleton(name="describes", on_conflict=Defer(delay=0.2))(describe)
-
-
-@singleton(name="replaces")
-def replaces(self: Any, label: str) -> Any:
-    journal.write("start", label, self.request)
-    journal.write("end", label, self.request)
-    here = self.request.delivery_info["routing_key"]
-    return self.replace(skip.s(label, 0.05).set(queue=here))
 
 
 @singleton(name="hard_limited", lock_ttl=60, time_limit=1)

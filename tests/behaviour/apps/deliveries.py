@@ -120,22 +120,6 @@ def next_link(self: Any, label: str) -> None:
     journal.write("last", label, self.request)
 
 
-@singleton(name="replaced_late", on_conflict=Replace(grace=3), **LATE)
-def replaced_late(self: Any, label: str, seconds: float | None = None) -> str:
-    """Without `seconds` it says when it is told to end, and stands still until it may."""
-    journal.write("start", label, self.request)
-    if seconds is not None:
-        time.sleep(seconds)
-    else:
-        until = time.monotonic() + 60
-        while not self.lock.lost and time.monotonic() < until:
-            time.sleep(0.02)
-        journal.write("told", label, self.request)
-        journal.await_go(self.request.id)
-    journal.write("end", label, self.request)
-    return label
-
-
 # -- duplicates -------------------------------------------------------------------------------
 
 

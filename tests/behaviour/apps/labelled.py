@@ -13,7 +13,6 @@ TASKS: dict[str, dict[str, Any]] = {
     "raises": {"on_conflict": "raise"},
     "queues": {"on_conflict": "queue"},
     "is_unique": {"lock_scope": "queued+running"},
-    "does_not_fit": {"on_conflict": "skip", "lock_label": "order {label[id]}"},
 }
 
 app = new_app("labelled", CONF)

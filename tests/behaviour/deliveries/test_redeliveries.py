@@ -7,7 +7,6 @@ import signal
 import pytest
 from celery import chain, signature
 
-from celery_redislock import TaskReplaced
 from tests.behaviour.deliveries.conftest import APP, await_line, lines_of
 from tests.support.waiting import eventually, never
 
@@ -52,33 +51,3 @@ def test_a_task_that_is_sent_again_under_its_id_runs_though_a_restart_redelivers
     start(concurrency=1)
     eventually(lambda: journal.count(label, "end") == 2, "it runs")
     never(lambda: journal.count(label, "start") > 2, "it runs once more", 1)
-
-
-@pytest.fixture
-def await_end(journal, label):
-    """Waits until the older one has ended in favour of the newer, whose result was there first."""
-
-    def await_end(older, newer):
-        assert newer.get(timeout=30) == label
-        eventually(lambda: older.ready() or journal.count(label, "start") > 2, "the older ended")
-        never(lambda: journal.count(label, "start") > 2, "the older one runs again", 1.5)
-        with pytest.raises(TaskReplaced) as caught:
-            older.get(timeout=60)
-        assert caught.value.holder.task_id == newer.id
-        assert [entry.task_id for entry in journal.read(label, "start")] == [older.id, newer.id]
-        assert (newer.state, older.state) == ("SUCCESS", "REVOKED")
-
-    return await_end
-
-
-def test_what_was_replaced_stays_replaced_when_its_message_comes_back(
-    shared, sender, journal, label, started, await_end
-):
-    """It is killed in its grace. The newer run is over when its message comes."""
-    older = sender.send_task("replaced_late", [label], queue=shared)
-    victim = started()
-    newer = sender.send_task("replaced_late", [label, 0.1], queue=shared)
-    eventually(lambda: journal.count(label, "told"), "it is told to end")
-    journal.kill(victim)
-    await_end(older, newer)
-    assert journal.overlaps(label) == []

@@ -39,10 +39,9 @@ def test_a_retry_with_other_arguments_runs_under_their_lock(elsewhere, journal, 
     eventually(lambda: elsewhere.lock_holder(other) is None, "its lock is free")
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_bad_arguments_and_a_shutdown_are_no_error_of_ours(start, sender, label, pool):
+def test_bad_arguments_and_a_shutdown_are_no_error_of_ours(start, sender, label):
     queue = f"said-{label}"
-    worker = start(pool=pool, queues=queue, concurrency=1)
+    worker = start(queues=queue, concurrency=1)
     result = sender.send_task("skip", [label, 0.1, "one too many"], queue=queue)
     with pytest.raises(TypeError):
         result.get(timeout=20)

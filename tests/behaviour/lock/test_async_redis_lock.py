@@ -28,7 +28,7 @@ from celery_redislock import (
 )
 from celery_redislock.testing import assert_free, assert_locked, hold_lock, lose_lock, memory_locks
 from tests.support.clusters import url_of_quorum
-from tests.support.servers import Proxy, RedisServer, SentinelSet
+from tests.support.servers import RedisServer, SentinelSet
 from tests.support.waiting import eventually, never
 
 
@@ -357,44 +357,6 @@ def test_an_extension_that_comes_late_does_not_bring_a_released_lock_back(
     key = asyncio.run(main())
     with redis_server.client() as client:
         never(lambda: client.exists(key), "it is locked", 0.5)
-
-
-@pytest.mark.parametrize("ends", [False, True])
-def test_an_extension_that_comes_late_to_one_of_a_quorum_brings_nothing_back(
-    three_servers, label, ends
-):
-    """The others have extended the lock before it was released."""
-
-    async def main(url: str, proxy: Proxy) -> None:
-        async with AsyncRedisLock(url, label, ttl=30) as held:
-            await held.extend()
-            came, goes_on = proxy.to_server.hold_back_one()
-            extends = asyncio.create_task(held.extend())
-            await soon(came.is_set, "it is under way")
-            extends.cancel()
-            await asyncio.wait({extends})
-        goes_on.set()
-        if not ends:
-            await asyncio.to_thread(free, held.key)
-
-    def free(key: str) -> None:
-        with contextlib.ExitStack() as stack:
-            clients = [stack.enter_context(each.client()) for each in three_servers]
-
-            def stays_free() -> bool:
-                # What most have extended is repaired on the others, and then given back there.
-                until = time.monotonic() + 0.5
-                while not any(each.exists(key) for each in clients):
-                    if time.monotonic() > until:
-                        return True
-                return False
-
-            eventually(stays_free, "it is free, and stays so")
-
-    with Proxy(three_servers[2].port) as proxy:
-        url = url_of_quorum(three_servers).replace(str(proxy.target_port), str(proxy.port))
-        asyncio.run(main(url, proxy))
-        free(AsyncRedisLock(url, label).key)
 
 
 def test_a_program_that_ends_at_once_leaves_nothing(redis_server, lock):

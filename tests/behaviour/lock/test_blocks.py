@@ -85,20 +85,6 @@ def test_a_block_keeps_its_lock_when_the_thread_ends_that_began_it(lock, caplog)
     assert warnings(caplog) == []
 
 
-def test_a_block_that_lost_its_lock_says_so_in_the_thread_in_which_it_ends(
-    lock, client, threads
-) -> None:
-    mine = lock(ttl=2)
-    of_request(threads[0], mine.__enter__)
-    client.set(mine.key, "the thief's")
-    eventually(lambda: mine.lost, "it is lost")
-    with pytest.raises(LockLost):
-        of_request(threads[1], mine.__exit__, None, None, None)
-    client.delete(mine.key)
-    with mine:
-        assert mine.fence > 0
-
-
 def test_a_block_that_lost_its_lock_does_not_free_the_next_ones(lock, client, threads) -> None:
     mine = lock(ttl=2)
     of_request(threads[0], mine.__enter__)
