@@ -1,6 +1,6 @@
-"""Runs other packages' own tests with ours in the place of theirs, and compares:
+"""Runs Celery's own tests plain and with every task guarded, and compares:
 
-    python -m tests.foreign celery [--only GLOB] [--way GLOB] [--broker rabbitmq] [--json]
+    python -m tests.foreign celery [--only GLOB] [--way GLOB]
 
 It exits with 1 if a test passes plain, fails with ours, also when it is run again alone, and is not
 named in `named.py`.
@@ -9,22 +9,22 @@ named in `named.py`.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import queue
 import sys
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .compare import NOT_RUN, Outcome, Verdict, differences, judge, reasons_for
+from .named import CELERY
 from .running import Run, Stage, stage
-from .suites import PLAIN, SUITES, Suite, Way
+from .suites import GUARDED, PLAIN, Suite, Way, celery
 
 #: More differences than this are no accidents of a busy machine.
 _ALONE_AT_MOST = 40
@@ -49,18 +49,13 @@ class Result(NamedTuple):
         compared = verdict.compared
         return self.suite, self.way, compared, sum(lengths), *lengths, acquired, round(self.seconds)
 
-    def as_json(self) -> dict[str, Any]:
-        told = self.verdict._asdict()
-        told["flaws"] = {test: outcome.why for test, outcome in self.verdict.flaws.items()}
-        return {**self._asdict(), "verdict": told}
-
 
 class Runner:
     """Runs groups side by side, each on a stage of its own, and tells how they go."""
 
-    def __init__(self, stages: Sequence[Stage], say: Callable[[str], None]) -> None:
+    def __init__(self, stages: Sequence[Stage]) -> None:
         self._free: queue.SimpleQueue[Stage] = queue.SimpleQueue()
-        self._say, self._mutex = say, threading.Lock()
+        self._mutex = threading.Lock()
         self._done = self._all = 0
         for each in stages:
             self._free.put(each)
@@ -81,7 +76,7 @@ class Runner:
         with self._mutex:
             self._done += 1
             place = f"[{self._done}/{self._all}]"
-            self._say(f"{place:9} {run.seconds:5.0f} s  {way.name:22} {tests}: {told}")
+            print(f"{place:9} {run.seconds:5.0f} s  {way.name:22} {tests}: {told}", flush=True)
         return run
 
 
@@ -96,7 +91,7 @@ def results_of(runner: Runner, suite: Suite, ways: Sequence[Way]) -> Iterable[Re
         guarded = _together(own)
         differ = differences(plain, guarded)
         met = _met(own)
-        reasons = reasons_for(differ, met, suite.named)
+        reasons = reasons_for(differ, met, CELERY)
         again = [test for test in differ if test not in reasons]
         if len(again) > _ALONE_AT_MOST:
             again = []
@@ -149,28 +144,22 @@ def report(results: Sequence[Result]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.foreign", allow_abbrev=False)
-    parser.add_argument("package", choices=[*SUITES])
+    parser.add_argument("package", choices=["celery"])
     parser.add_argument("--only", metavar="GLOB", default="*", help="groups: 't/unit/app'")
     parser.add_argument("--way", metavar="GLOB", default="*", help="ways: '*skip'")
-    parser.add_argument("--broker", choices=["redis", "rabbitmq"], default="redis")
     parser.add_argument("--jobs", type=int, default=2, help="groups at once; default 2")
-    parser.add_argument("--json", action="store_true", help="the results as JSON; progress: stderr")
     given = parser.parse_args()
     os.nice(10)
-    out = sys.stderr if given.json else sys.stdout
     began, results = time.monotonic(), []
     with ExitStack() as stack:
-        stages = [stack.enter_context(stage(given.broker)) for _ in range(given.jobs)]
-        runner = Runner(stages, lambda line: print(line, file=out, flush=True))
-        for suite in SUITES[given.package]():
+        stages = [stack.enter_context(stage()) for _ in range(given.jobs)]
+        runner = Runner(stages)
+        for suite in celery():
             groups = [each for each in suite.groups if fnmatchcase(each, given.only)]
-            ways = [each for each in suite.ways if fnmatchcase(each.name, given.way)]
+            ways = [each for each in GUARDED if fnmatchcase(each.name, given.way)]
             if groups:
                 results += results_of(runner, suite._replace(groups=groups), ways)
-    if given.json:
-        print(json.dumps([result.as_json() for result in results], indent=2))
-    else:
-        print(f"\n{report(results)}\n\n{time.monotonic() - began:.0f} s")
+    print(f"\n{report(results)}\n\n{time.monotonic() - began:.0f} s")
     return 1 if any(result.verdict.flaws for result in results) else 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -16,9 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from kombu import Connection
-
-from tests.support.servers import RabbitMQ, RedisServer
+from tests.support.servers import RedisServer
 
 from .compare import Outcome, outcomes
 from .suites import FOLDER, PLAIN, Suite, Way
@@ -48,15 +45,13 @@ class Run(NamedTuple):
 class Stage:
     """Servers for one group at a time: one for the tests, and one for the locks."""
 
-    def __init__(self, tests: RedisServer, locks: RedisServer, broker: str) -> None:
-        self._tests, self._locks, self._broker = tests, locks, broker
+    def __init__(self, tests: RedisServer, locks: RedisServer) -> None:
+        self._tests, self._locks = tests, locks
 
     def run(self, suite: Suite, way: Way, tests: str) -> Run:
         for server in self._tests, self._locks:
             with server.client() as client:
                 client.flushall()
-        if self._broker.startswith("amqp"):
-            _forget_messages(self._broker)
         began = time.monotonic()
         results = FOLDER / "results" / re.sub(r"[^\w.]+", "-", f"{way.name} {tests}")[:150]
         results.parent.mkdir(exist_ok=True)
@@ -64,14 +59,13 @@ class Stage:
         # Its own copy of the tests: some write into their folder, and groups run side by side.
         with tempfile.TemporaryDirectory(prefix="redislock-foreign-") as folder:
             copy = shutil.copytree(suite.folder, Path(folder, suite.folder.name))
-            told = _pytest(suite, way, tests, copy, self._environment(way, results))
+            told = _pytest(way, tests, copy, self._environment(way, results))
         found = outcomes(results.read_text(encoding="utf-8").splitlines())
         met: dict[str, dict[str, int]] = {}
         with self._locks.client() as client:
             for name, n in client.hgetall("guard:met").items():
                 outcome, _, test = name.partition("|")
                 met.setdefault(test, {})[outcome] = int(n)
-        Path(f"{results}.met").write_text(json.dumps(met, indent=1), encoding="utf-8")
         return Run(found, met, time.monotonic() - began, told)
 
     def _environment(self, way: Way, results: Path) -> Mapping[str, str]:
@@ -87,18 +81,16 @@ class Stage:
             "FOREIGN_RESULTS": str(results),
             "GUARD_SLOTS": str(SLOTS),
             "GUARD_URL": self._locks.url,
-            "TEST_BROKER": self._broker,
+            "TEST_BROKER": f"{self._tests.url}/0",
             "TEST_BACKEND": f"{self._tests.url}/1",
             "REDIS_HOST": "127.0.0.1",
             "REDIS_PORT": str(self._tests.port),
         }
 
 
-def _pytest(
-    suite: Suite, way: Way, tests: str, folder: Path, environment: Mapping[str, str]
-) -> str:
+def _pytest(way: Way, tests: str, folder: Path, environment: Mapping[str, str]) -> str:
     """Run pytest, and return the end of what it prints."""
-    options = f"-p redislock_reports -p {suite.plugin} -p no:cacheprovider".split()
+    options = ["-p", "redislock_reports", "-p", "redislock_guard", "-p", "no:cacheprovider"]
     options += ["--continue-on-collection-errors", f"--timeout={PER_TEST}"]
     if way == PLAIN:
         options += ["-p", "no:celery_redislock_pytest"]
@@ -123,22 +115,7 @@ def _pytest(
         return printed.read().decode(errors="replace").strip()[-4000:]
 
 
-def _forget_messages(broker: str) -> None:
-    """Delete the queue in which an earlier group may have left messages."""
-    with contextlib.suppress(Exception), Connection(broker) as connection:
-        connection.default_channel.queue_delete("celery")
-
-
 @contextlib.contextmanager
-def stage(broker: str) -> Iterator[Stage]:
-    with contextlib.ExitStack() as stack:
-        servers = []
-        for _ in range(2):
-            servers.append(RedisServer().start())
-            stack.callback(servers[-1].kill)
-        url = f"{servers[0].url}/0"
-        if broker == "rabbitmq":
-            rabbit = RabbitMQ().start()
-            stack.callback(rabbit.kill)
-            url = rabbit.url
-        yield Stage(*servers, url)
+def stage() -> Iterator[Stage]:
+    with RedisServer() as tests, RedisServer() as locks:
+        yield Stage(tests, locks)

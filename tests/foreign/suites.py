@@ -1,6 +1,6 @@
-"""Which tests of other packages are run, in which groups and ways.
+"""Which tests of Celery are run, in which groups and ways.
 
-They are in the source archives, on PyPI, of the versions that are installed here.
+They are in the source archive, on PyPI, of the version that is installed here.
 """
 
 from __future__ import annotations
@@ -9,37 +9,33 @@ import re
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
-
-from .compare import Named
-from .named import CELERY
 
 #: Nothing of it enters the repository.
 FOLDER = Path(__file__).parents[2] / "build/foreign"
 
 
-def unpacked(package: str, *parts: str) -> Path:
-    """A folder with these parts of the package's source archive, and not the package itself: what
-    is tested is the one that is installed.
+def unpacked() -> Path:
+    """A folder with the tests in Celery's source archive, and not the package itself: what is
+    tested is the one that is installed.
     """
     FOLDER.mkdir(parents=True, exist_ok=True)
-    name = f"{package}-{version(package)}"
+    name = f"celery-{version('celery')}"
     archive = FOLDER / f"{name}.tar.gz"
     if not archive.exists():
         print(f"{name}: its source archive, from PyPI ...", file=sys.stderr, flush=True)
         # Without its dependencies; pip makes the archive's metadata, and installs nothing.
-        command = (*("download", "-q", "--no-deps", "--no-binary", package), "-d", str(FOLDER))
-        subprocess.run(
-            [sys.executable, "-m", "pip", *command, f"{package}=={version(package)}"], check=True
-        )
+        command = ("download", "-q", "--no-deps", "--no-binary", "celery", "-d", str(FOLDER))
+        wanted = f"celery=={version('celery')}"
+        subprocess.run([sys.executable, "-m", "pip", *command, wanted], check=True)
     folder = FOLDER / name
     if not folder.exists():
-        wanted = tuple(f"{name}/{part}" for part in parts)
+        parts = (f"{name}/t/", f"{name}/pyproject.toml")
         with tarfile.open(archive) as opened:
-            members = [each for each in opened if each.name.startswith(wanted)]
+            members = [each for each in opened if each.name.startswith(parts)]
             opened.extractall(FOLDER, members, filter="data")
     return folder
 
@@ -55,55 +51,32 @@ PLAIN = Way("plain", {})
 
 
 class Suite(NamedTuple):
-    """Tests of a package.
-
-    Attributes:
-        name: what reports call it.
-        folder: where its tests are unpacked.
-        groups: what one process of pytest runs.
-        plugin: the module that puts something of ours in the place of theirs.
-        ways: how, each of which is compared with the plain run.
-        named: the differences that may be.
+    """Tests of Celery: what reports call them, where they are unpacked, and what one process of
+    pytest runs.
     """
 
     name: str
     folder: Path
     groups: Sequence[str]
-    plugin: str
-    ways: Sequence[Way]
-    named: Sequence[Named]
-
-
-def _guarded(how: str, policy: str, **more: str) -> Way:
-    return Way(f"{how} {policy}", {"GUARD": how, "GUARD_POLICY": policy, **more})
 
 
 GUARDED = tuple(
-    _guarded(how, policy) for how in ("task_cls", "redislock_tasks") for policy in ("queue", "skip")
+    Way(f"{how} {policy}", {"GUARD": how, "GUARD_POLICY": policy})
+    for how in ("task_cls", "redislock_tasks")
+    for policy in ("queue", "skip")
 )
 
 
 def celery() -> Iterator[Suite]:
-    folder = unpacked("celery", "t/", "pyproject.toml")
+    folder = unpacked()
     packages = [path for path in (folder / "t/unit").iterdir() if [*path.glob("test_*.py")]]
     files = (folder / "t/integration").glob("test_*.py")
     # A directory of integration tests that is run as a whole does not get its worker.
-    for name, groups in ("celery unit", packages), ("celery integration", files):
-        yield _suite(name, folder, groups, "redislock_guard", GUARDED, CELERY)
-
-
-def _suite(
-    name: str,
-    folder: Path,
-    paths: Iterable[Path],
-    plugin: str,
-    ways: Sequence[Way],
-    named: Sequence[Named],
-) -> Suite:
-    groups = [
-        f"{path.relative_to(folder)}{part}" for path in sorted(paths) for part in _parts(path)
-    ]
-    return Suite(name, folder, groups, plugin, ways, named)
+    for name, paths in ("celery unit", packages), ("celery integration", files):
+        groups = [
+            f"{path.relative_to(folder)}{part}" for path in sorted(paths) for part in _parts(path)
+        ]
+        yield Suite(name, folder, groups)
 
 
 def _parts(path: Path) -> Sequence[str]:
@@ -113,6 +86,3 @@ def _parts(path: Path) -> Sequence[str]:
     only_classes = not re.search(r"^(async )?def test_", text, re.M)
     is_long = len(re.findall(r"\bdef test_", text)) >= 100
     return [f"::{each}" for each in classes] if is_long and only_classes else [""]
-
-
-SUITES: Mapping[str, Callable[[], Iterator[Suite]]] = {"celery": celery}

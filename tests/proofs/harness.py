@@ -44,14 +44,12 @@ class Table:
     Attributes:
         section: the file and the section that this is written into: "tests/proofs/FIGURES.md#soak".
         head, rows: the cells.
-        left: how many columns are words.
         legend: what the columns are.
     """
 
     section: str
     head: Sequence[str]
     rows: Sequence[Sequence[Any]]
-    left: int = 1
     legend: str = ""
 
     def text(self) -> str:
@@ -59,7 +57,7 @@ class Table:
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         aligned = (
             "  ".join(
-                cell.ljust(width) if number < self.left else cell.rjust(width)
+                cell.rjust(width) if number else cell.ljust(width)
                 for number, (cell, width) in enumerate(zip(line, widths, strict=True))
             ).rstrip()
             for line in lines
@@ -67,7 +65,7 @@ class Table:
         return "\n".join([*aligned, "", self.legend])
 
     def markdown(self) -> str:
-        rule = ["---" if number < self.left else "--:" for number in range(len(self.head))]
+        rule = ["---", *["--:"] * (len(self.head) - 1)]
         lines = (" | ".join(map(str, cells)) for cells in (self.head, *self.rows))
         head, *rows = (f"| {line} |" for line in lines)
         return "\n".join([head, f"|{'|'.join(rule)}|", *rows, "", self.legend])

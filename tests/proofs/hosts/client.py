@@ -2,9 +2,9 @@
 
     python -m tests.proofs.hosts.client HISTORY HOST TTL MIN_REPLICAS URL TRANSPORT_OPTIONS
 
-It reads orders, a line of JSON each: `["keep", NAME]` to ask for the lock again and again, and to
-hold it until it is told that it was lost; `["churn", NAME]` to hold it for a moment each time. At
-the end of its input it gives back what it has. What it writes into the history: see `judge`.
+It reads names, a line each: it asks for the lock of that name again and again, and holds it until
+it is told that it was lost. At the end of its input it gives back what it has. What it writes into
+the history: see `judge`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import random
 import sys
 import threading
 import time
@@ -28,8 +27,6 @@ from tests.proofs.history import History
 #: Seconds between two questions whether the lock is still held, and between two acquire requests.
 LOOK_EVERY = 0.01
 ASK_EVERY = 0.05
-#: How long a churner holds a lock, in seconds.
-MOMENT = (0.05, 0.2)
 
 _numbers = itertools.count()
 
@@ -37,13 +34,10 @@ _numbers = itertools.count()
 class Taker:
     """Takes one lock, in a thread of its own."""
 
-    def __init__(
-        self, say: Callable[..., None], lock: RedisLock, over: threading.Event, churns: bool
-    ) -> None:
+    def __init__(self, say: Callable[..., None], lock: RedisLock, over: threading.Event) -> None:
         self._say = say
         self._lock = lock
         self._over = over
-        self._churns = churns
 
     def run(self) -> None:
         while not self._over.is_set():
@@ -61,14 +55,13 @@ class Taker:
         return answer == "taken"
 
     def _hold(self, asked: float) -> None:
-        """Hold the lock, until it is lost, or for a moment, or until all is over."""
+        """Hold the lock, until it is lost, or until all is over."""
         since = time.monotonic()
         number = f"{os.getpid()}.{next(_numbers)}"
         fields = {"name": self._lock.name, "fence": self._lock.fence}
         self._say("held", id=number, asked=asked, since=since, **fields)
-        until, end = since, since + random.uniform(*MOMENT) if self._churns else float("inf")
-        told = None
-        while not self._over.is_set() and time.monotonic() < end:
+        until, told = since, None
+        while not self._over.is_set():
             looked = time.monotonic()
             if self._lock.lost:
                 told = time.monotonic()
@@ -98,10 +91,8 @@ def main(
     say = partial(History(history).write, host=host)
     say("ready")
     for line in sys.stdin:
-        order, name = json.loads(line)
-        lock = RedisLock(app, name, ttl=float(ttl), label=host)
-        run: Callable[[], None] = Taker(say, lock, over, order == "churn").run
-        threads.append(threading.Thread(target=run))
+        lock = RedisLock(app, line.strip(), ttl=float(ttl), label=host)
+        threads.append(threading.Thread(target=Taker(say, lock, over).run))
         threads[-1].start()
     over.set()
     for thread in threads:

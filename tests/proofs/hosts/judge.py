@@ -100,11 +100,6 @@ def _rose(one: Holding, other: Holding) -> bool:
     return other.fence != one.fence
 
 
-def answers(events: Iterable[Event], since: float) -> Counter[str]:
-    """How the acquire requests from this time on were answered."""
-    return Counter(each.answer for each in events if each.kind == "asked" and each.at >= since)
-
-
 def ended_before(events: Iterable[Event], ended_at: float) -> list[Holding]:
     """The holdings as they were then."""
     return [

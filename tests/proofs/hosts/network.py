@@ -1,7 +1,7 @@
-"""Hosts on this machine, and a switch between them that can cut, delay and drop.
+"""Hosts on this machine, and a switch between them that can cut.
 
 A host is a network namespace with a TAP device. Its other end is a file in this process, and a
-thread here, the switch, passes each frame on: at once, late, or never. So a cut is silent, as it is
+thread here, the switch, passes each frame on, or not. So a cut is silent, as it is
 between machines: nobody gets an error, the packets just do not arrive. `tc netem` would do the
 same, but it is a kernel module that many machines do not have.
 
@@ -14,16 +14,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
-import heapq
-import itertools
 import os
-import random
 import selectors
 import shutil
 import struct
 import subprocess
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -134,8 +130,6 @@ class Network:
 
     def __init__(self, count: int) -> None:
         self.hosts: list[Host] = []
-        self._late: list[tuple[float, int, int, bytes]] = []
-        self._numbers = itertools.count()
         self._stop = os.pipe2(os.O_CLOEXEC)
         self.heal()
         try:
@@ -150,26 +144,11 @@ class Network:
 
     def cut(self, host: Host) -> None:
         """Nothing gets to this host or from it."""
-        for other in self.hosts:
-            self.cut_between(host, other)
-
-    def cut_between(self, one: Host, other: Host) -> None:
-        """Nothing gets from one of these to the other."""
-        self._apart |= {(one.address, other.address), (other.address, one.address)}
-
-    def slow(self, host: Host, milliseconds: float) -> None:
-        """What this host sends is late by this much, so a round trip takes that much longer."""
-        self._delays[host.address] = milliseconds / 1000
-
-    def lossy(self, host: Host, percent: float) -> None:
-        """Of what this host sends, and of what it is sent, this part is dropped, by chance."""
-        self._losses[host.address] = percent / 100
+        self._cut_off.add(host.address)
 
     def heal(self) -> None:
         """All links are well again."""
-        self._apart: set[tuple[str, str]] = set()
-        self._delays: dict[str, float] = {}
-        self._losses: dict[str, float] = {}
+        self._cut_off: set[str] = set()
 
     # -- the switch -----------------------------------------------------------------------
 
@@ -179,31 +158,18 @@ class Network:
             for number, host in enumerate(self.hosts):
                 selector.register(host.device, selectors.EVENT_READ, number)
             while True:
-                for key, _ in selector.select(self._next_due()):
+                for key, _ in selector.select():
                     if key.data is None:
                         return
-                    self._receive(key.data)
-                while self._next_due() == 0:
-                    *_, to, frame = heapq.heappop(self._late)
-                    self._deliver(to, frame)
+                    self._pass_on(key.data)
 
-    def _next_due(self) -> float | None:
-        """Seconds until the first late frame is to be passed on; None if there is none."""
-        return max(self._late[0][0] - time.monotonic(), 0.0) if self._late else None
-
-    def _receive(self, number: int) -> None:
-        """Take what this host has sent."""
-        device, delays = self.hosts[number].device, self._delays
+    def _pass_on(self, number: int) -> None:
+        """Pass on what this host has sent."""
         with contextlib.suppress(BlockingIOError):
             for _ in range(64):
-                frame = os.read(device, _FRAME)
-                delay = delays.get(self.hosts[number].address, 0.0)
+                frame = os.read(self.hosts[number].device, _FRAME)
                 for to in self._receivers(number, frame):
-                    if delay:
-                        due = time.monotonic() + delay
-                        heapq.heappush(self._late, (due, next(self._numbers), to, frame))
-                    else:
-                        self._deliver(to, frame)
+                    self._deliver(to, frame)
 
     def _receivers(self, number: int, frame: bytes) -> list[int]:
         """Who gets this frame: the host that it names, or all; not those to whom it is lost."""
@@ -213,10 +179,7 @@ class Network:
         return [to for to in others if (everyone or to == named) and self._passes(number, to)]
 
     def _passes(self, number: int, to: int) -> bool:
-        one, other = self.hosts[number].address, self.hosts[to].address
-        if (one, other) in self._apart:
-            return False
-        return all(random.random() >= self._losses.get(each, 0.0) for each in (one, other))
+        return not {self.hosts[number].address, self.hosts[to].address} & self._cut_off
 
     def _deliver(self, to: int, frame: bytes) -> None:
         with contextlib.suppress(BlockingIOError):  # its queue is full: a switch drops, too

@@ -2,8 +2,7 @@
 
 On three hosts A, B and C are a lock server and a client each. What leads, a master or a primary,
 is on A. First A is cut off from B and C for some seconds. Locks were held on A and on C before, and
-the other hosts ask for them; new ones are asked for on both sides. Then, in rounds of their own,
-A's link is slow or lossy, or A and B alone are apart, while all hosts take and release locks.
+the other hosts ask for them; new ones are asked for on both sides.
 
 As root only: the hosts are network namespaces, see `network`.
 """
@@ -17,24 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from tests.proofs.harness import Options, Proof, Result, Table, least, middle, most
-from tests.proofs.history import Event
 
-from .judge import Holding, answers, ended_before, twice, wrong
+from .judge import Holding, ended_before, twice, wrong
 from .network import why_not
 from .rounds import (
     KINDS,
     MEANWHILE,
     ON_A,
     ON_C,
-    TROUBLES,
     Cut,
-    Trouble,
     cut_round,
-    trouble_round,
 )
-
-#: Lock servers that are tried on bad links: one of each kind.
-ON_BAD_LINKS = ("one", "sentinel-1", "cluster-1", "quorum")
 
 
 @dataclasses.dataclass
@@ -85,43 +77,12 @@ def _group(cut: Cut, names: Sequence[str], held: Sequence[Holding]) -> Group:
     return found
 
 
-@dataclasses.dataclass
-class BadLink:
-    """A round in which A's link was bad.
-
-    Attributes:
-        asked: acquire requests.
-        unavailable: for each host, the part of its requests, in percent, that found the lock so.
-        twice: two that held a lock at a time.
-    """
-
-    asked: int
-    unavailable: list[float]
-    twice: int
-
-
-def bad_link(seen: Trouble) -> BadLink:
-    def unavailable(host: str) -> float:
-        events: list[Event] = [e for e in seen.events if e.get("host") == host]
-        asked = answers(events, seen.began_at)
-        return 100 * asked["unavailable"] / max(sum(asked.values()), 1)
-
-    return BadLink(
-        sum(answers(seen.events, seen.began_at).values()),
-        [unavailable(host) for host in "ABC"],
-        len(twice(ended_before(seen.events, seen.ended_at))),
-    )
-
-
 # -- the plug-in -----------------------------------------------------------------------------
 
 CUTS = (
     *("lock server", "the cut-off holder believes until", "at most", "is told at most after"),
     *("another has the lock after, at least", "held twice", "for at most"),
     *("new locks held twice", "the newer fence is higher"),
-)
-LINKS = (
-    *("lock server", "link of A", "requests", "unavailable on A", "on B", "on C", "held twice"),
 )
 
 
@@ -133,51 +94,30 @@ class Hosts(Proof):
         add = parser.add_argument
         add("--rounds", type=int, default=1, help="cuts of each lock server (default: 1)")
         add("--cut", type=float, default=15.0, help="seconds of a cut (default: 15)")
-        add("--trouble", type=float, default=8.0, help="seconds of a bad link (default: 8)")
 
     def why_not(self) -> str | None:
         return why_not()
 
     def trials(self, options: Options) -> Sequence[str]:
         numbers = range(1, options.rounds + 1)
-        cuts = [f"{kind}: A is cut off, {n}" for kind in KINDS for n in numbers]
-        return [*cuts, *(f"{k}: link of A: {t}" for k in ON_BAD_LINKS for t in TROUBLES)]
+        return [f"{kind}: A is cut off, {n}" for kind in KINDS for n in numbers]
 
     def run(
         self, trial: str, seed: int, options: Options, history: Path, shared: None
     ) -> tuple[Any, Sequence[str]]:
-        name, _, trouble = trial.partition(": link of A: ")
-        kind = KINDS[name.partition(":")[0]]
-        seen: Cut | Trouble
-        if trouble:
-            seen = trouble_round(kind, history, trouble, options.trouble)
-            figures: Any = bad_link(seen)
-        else:
-            seen = cut_round(kind, history, options.cut)
-            figures = groups_of(seen)
-        return figures, list(wrong(kind.label, kind.longest, seen.events, seen.ended_at))
+        kind = KINDS[trial.partition(":")[0]]
+        seen = cut_round(kind, history, options.cut)
+        return groups_of(seen), list(wrong(kind.label, kind.longest, seen.events, seen.ended_at))
 
     def tables(self, results: Sequence[Result]) -> Sequence[Table]:
         cuts: dict[str, dict[str, Group]] = {}
-        links = []
         for result in results:
-            name, _, what = result.trial.partition(": ")
-            if isinstance(result.figures, BadLink):
-                one, trouble = result.figures, what.rpartition(": ")[2]
-                shares = (f"{part:.0f} %" for part in one.unavailable)
-                links.append((KINDS[name].label, trouble, one.asked, *shares, one.twice))
-                continue
-            groups = cuts.setdefault(name, {})
+            groups = cuts.setdefault(result.trial.partition(": ")[0], {})
             for group, found in result.figures.items():
                 groups[group] = groups.get(group, Group())
                 groups[group] += found
         rows = [_cut_row(name, groups) for name, groups in cuts.items()]
-        links = [row for row in links if row[1] != "none"]
-        tables = (
-            Table("docs/inside/servers.md#split", CUTS, rows),
-            Table("docs/inside/servers.md#bad-links", LINKS, links, 2),
-        )
-        return [table for table in tables if table.rows]
+        return [Table("docs/inside/servers.md#split", CUTS, rows)]
 
 
 def _cut_row(name: str, groups: dict[str, Group]) -> Sequence[Any]:

@@ -86,11 +86,10 @@ class Client:
             cwd=_ROOT,
         )
 
-    def tell(self, order: str, names: Sequence[str]) -> None:
-        """Order it to "keep" or to "churn" these locks."""
+    def keep(self, names: Sequence[str]) -> None:
+        """Order it to ask for these locks, and to hold them."""
         assert self._process.stdin is not None
-        for name in names:
-            self._process.stdin.write(json.dumps([order, name]) + "\n")
+        self._process.stdin.write("".join(f"{name}\n" for name in names))
         self._process.stdin.flush()
 
     def __enter__(self) -> Client:
@@ -219,7 +218,7 @@ def cut_round(
             _sleep_until(cut_at + cut_for * part / LOCKS / 2)
             groups[MEANWHILE].append(room.servers.new_name())
             for each in room.clients[:2]:
-                each.tell("keep", groups[MEANWHILE][-1:])
+                each.keep(groups[MEANWHILE][-1:])
         _sleep_until(cut_at + cut_for)
         if seen is not None:
             eventually(lambda: seen(room), "what the cut leads to")
@@ -237,57 +236,12 @@ def _held_by_a_and_c(room: Room) -> dict[str, list[str]]:
     a, b, c = room.clients
     groups = {ON_A: room.new_names(), ON_C: room.new_names()}
     for first, others, names in ((a, (b, c), groups[ON_A]), (c, (a, b), groups[ON_C])):
-        first.tell("keep", names)
+        first.keep(names)
         eventually(lambda names=names: room.held(names), "the locks are held")
         for each in others:
-            each.tell("keep", names)
+            each.keep(names)
     return groups
 
 
 def _sleep_until(at: float) -> None:
     time.sleep(max(at - time.monotonic(), 0.0))
-
-
-# -- links that are bad ----------------------------------------------------------------------
-
-
-def _apart(network: Network) -> None:
-    network.cut_between(*network.hosts[:2])
-
-
-#: What happens to the link of A, by what people call it.
-TROUBLES: dict[str, Callable[[Network], None]] = {
-    "none": lambda network: None,
-    "100 ms": lambda network: network.slow(network.hosts[0], 100),
-    "300 ms": lambda network: network.slow(network.hosts[0], 300),
-    "20 % lost": lambda network: network.lossy(network.hosts[0], 20),
-    "A, B apart": _apart,
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Trouble:
-    """A round in which A's link was bad.
-
-    Attributes:
-        began_at, ended_at: when it became bad, and when the clients were told to stop, in seconds.
-        events: what the clients said.
-    """
-
-    began_at: float
-    ended_at: float
-    events: list[Event]
-
-
-def trouble_round(kind: Kind, path: Path, trouble: str, seconds: float) -> Trouble:
-    """Take and release locks on all hosts, while A's link is bad for so many seconds."""
-    with opened(kind, path) as room:
-        names = room.new_names()
-        for each in room.clients:
-            each.tell("churn", names)
-        eventually(lambda: room.all_said("held"), "each host takes locks")
-        began_at = time.monotonic()
-        TROUBLES[trouble](room.network)
-        time.sleep(seconds)
-        ended_at = time.monotonic()
-    return Trouble(began_at, ended_at, list(read(path)))
