@@ -21,14 +21,13 @@ from tests.support.workers import ROOT
 MYPY = f"""
 [mypy]
 strict = True
+plugins = mypy_django_plugin.main
 python_version = 3.10
 mypy_path = {ROOT}
 [mypy-celery_redislock.*]
 follow_imports = silent
 [mypy-shop.models]
 ignore_errors = True
-"""
-PLUGIN = """
 [mypy.plugins.django-stubs]
 django_settings_module = "shop.settings"
 """
@@ -109,16 +108,6 @@ def test_mypy_strict_knows_the_public_surface_the_admin_and_no_name_that_is_not_
     found = [tuple(line.split(":")[:2]) for line in done.stdout.splitlines()[:-1]]
     assert found == [(name, str(line)) for name, line in FOUND], done.stdout + done.stderr
     assert done.stdout.count("attr-defined") == len(FOUND)
-
-
-def test_mypy_strict_accepts_the_documented_admin_also_with_djangos_plugin(project):
-    plugins = "strict = True\nplugins = mypy_django_plugin.main"
-    (project / "plugin.ini").write_text(MYPY.replace("strict = True", plugins) + PLUGIN)
-
-    options = ("--config-file", "plugin.ini", "--cache-dir", str(CACHE / "django"))
-    done = run(project, "mypy", *options, "shop/admin.py")
-
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_pyright_strict_knows_the_public_surface_the_admin_and_no_name_that_is_not_there(project):

@@ -8,9 +8,6 @@ file, and an app.
 from __future__ import annotations
 
 import inspect
-import io
-import tarfile
-import uuid
 from collections.abc import Iterator
 from itertools import pairwise
 from types import ModuleType
@@ -20,9 +17,7 @@ import celery._state
 import docker
 import pytest
 from celery import Celery, states
-from docker.models.containers import Container
 from docker.models.images import Image
-from docker.models.volumes import Volume
 from pytest_celery import (
     CELERY_RABBITMQ_BROKER,
     CELERY_REDIS_BROKER,
@@ -63,12 +58,9 @@ def _shared_tasks(_no_shared_tasks: None, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.fixture(autouse=True)
 def _as_pytest_celery_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """pytest-celery asks localhost for published ports. pytest-docker-tools takes itself to be in a
-    container where /.dockerenv exists, and would say the containers' own. And what it removes is to
-    leave no anonymous volumes.
+    container where /.dockerenv exists, and would say the containers' own.
     """
     monkeypatch.setattr(wrapper, "tests_inside_container", lambda: False)
-    remove = Container.remove
-    monkeypatch.setattr(Container, "remove", lambda self, **how: remove(self, v=True, **how))
 
 
 class WorkerContainer(CeleryWorkerContainer):
@@ -117,32 +109,6 @@ def redislock_image(docker_client: docker.DockerClient) -> Iterator[Image]:
     image, _ = docker_client.images.build(path=str(ROOT), dockerfile="examples/Dockerfile", rm=True)
     yield image
     docker_client.images.remove(image.id, force=True)
-
-
-@pytest.fixture
-def default_worker_volume(
-    docker_client: docker.DockerClient,
-    redislock_image: Image,
-    default_worker_initial_content: dict[str, bytes],
-) -> Iterator[Volume]:
-    """As the plugin's own, which leaves an image behind."""
-    volume = docker_client.volumes.create(f"pytest-{uuid.uuid4()}")
-    mounted = {volume.name: {"bind": "/content"}}
-    filled = docker_client.containers.create(redislock_image.id, volumes=mounted)
-    filled.put_archive("/content", _packed(default_worker_initial_content))
-    filled.remove(force=True)
-    yield volume
-    volume.remove(force=True)
-
-
-def _packed(content: dict[str, bytes]) -> bytes:
-    made = io.BytesIO()
-    with tarfile.open(mode="w", fileobj=made) as archive:
-        for path, text in content.items():
-            entry = tarfile.TarInfo(path)
-            entry.size = len(text)
-            archive.addfile(entry, io.BytesIO(text))
-    return made.getvalue()
 
 
 @pytest.fixture

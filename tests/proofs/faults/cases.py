@@ -63,7 +63,6 @@ FULL = {case.id: case for fault in FAULTS.values() for case in _cases_of(fault)}
 
 #: A selection for every day: each pool, broker and acknowledgement, of what is not simulated.
 SHORT = [
-    Case("redis", "prefork", "early", "kill_worker"),
     Case("rabbitmq", "prefork", "late", "kill_all_workers"),
     Case("redis", "gevent", "late", "revoke"),
     Case("rabbitmq", "threads", "early", "cold_shutdown"),
