@@ -253,7 +253,9 @@ def test_what_was_replaced_is_noted_as_replaced_whatever_is_noted_after_that(
 
 @pytest.mark.parametrize("task_id", TASK_IDS)
 def test_an_id_has_the_same_parts_to_both(run_lua: Lua, task_id: str) -> None:
-    entry_id = run_lua("attempt_of({task_id = a[1], nesting = 12, attempt = 2, held = true})", task_id)
+    entry_id = run_lua(
+        "attempt_of({task_id = a[1], nesting = 12, attempt = 2, held = true})", task_id
+    )
     assert entry_id == entries.id_of(task_id, 12, 3)
     assert entries.task_id_of(entry_id) == task_id
     parts = run_lua("{parts_of(a[1])}", entry_id)
