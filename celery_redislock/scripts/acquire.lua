@@ -39,6 +39,7 @@ if #slots == 1 and (not how or how == 'wait' and kept_opening .. parent == '') t
   local slot, current, tells = lock, redis.pcall('GET', lock), false
   if not current and redis.call('EXISTS', done_note, waiters, room, suspended) == 0 then
     -- include taking.lua
+    return reply
   elseif not how and is_of_another(current, entry_id, value) and redis.call('EXISTS', done_note) == 0 then
     -- include duplicate.lua
     return {'busy', current, redis.call('PTTL', slot), 'other', ms_of(time)}
@@ -49,15 +50,11 @@ how, again, kept_opening, parent = how or 'try', again == '1', kept_opening or '
 -- include notes.lua
 -- include records.lua
 -- include entries.lua
-local opening = opening_of(token_of(value))
+local opening = opening_of(value)
 local task_id, nesting, attempt = parts_of(entry_id)
 local publishes, task = task_id ~= '', string.match(runs, '^[^}]*}:history:(.*)$')
 -- include room.lua
 local member = place_of(entry_id, '=' .. task) or entry_id
-
-local function take(slot, tells)
-  -- include taking.lua
-end
 
 -- `kept` is the value of a slot that is taken over. A pause that it was to keep goes on.
 local function settled(slot, kept)
@@ -72,7 +69,8 @@ local function settled(slot, kept)
   if has_room and task_id ~= '' then
     leave(member, entry_id)
   end
-  local reply = take(slot, pause > 0)
+  local tells = pause > 0
+  -- include taking.lua
   if has_room then
     set_due()
   end

@@ -27,7 +27,7 @@ for _, slot in ipairs(slots) do
     -- it has the lock: neither may take it again.
     longest = math.max(tonumber(holder.ttl_ms) or 0, left, longest)
     local earlier = string.sub(redis.call('GET', broken_by_whom) or '', -8192)
-    redis.call('SET', broken_by_whom, earlier .. broken_text(holder.token, by), 'PX', longest)
+    redis.call('SET', broken_by_whom, earlier .. broken_text(current, by), 'PX', longest)
     -- Record the break of a run, if its task's runs are kept. A run that has ended has a recorded end.
     local is_over = holder.held or holder.cooling or holder.queued or (holder.task or '') ~= task
     if is_run(current) and not is_over and redis.pcall('EXISTS', runs) == 1 then

@@ -16,7 +16,7 @@ local value, ttl, retakes, fence, max_hold, last_counter, description = unpack(A
 
 -- include records.lua
 
-local opening = opening_of(token_of(value))
+local opening = opening_of(value)
 local counter = redis.call('GET', fence_counter) or '0'
 local free
 

@@ -4,10 +4,6 @@
 
 local RESERVED = '{"token":"","reserved":true}'  -- kept for a waiter that was woken
 
-local function opening_of(token)
-  return '{"token":"' .. token .. '"'
-end
-
 -- A value as a record, or nil if it is not a lock of ours.
 local function record_of(value)
   local record = decoded(value)
@@ -38,7 +34,7 @@ end
 -- The value of a lock that is kept on after its run: without a token nobody extends or releases it. If
 -- the run has ended, it has the done note, and the ms at which that was left.
 local function cooling_down(value, note, now)
-  local rest = string.gsub(string.sub(value, #opening_of(token_of(value)) + 1), ',"held":true', '')
+  local rest = string.gsub(string.sub(value, #opening_of(value) + 1), ',"held":true', '')
   local cooling = '{"token":"","cooling":true' .. string.gsub(rest, ',"queued":true', '')
   return note and with(cooling, string.format(',"done":[%s,%.0f]', cjson.encode(note), now)) or cooling
 end
@@ -79,10 +75,10 @@ local function to_be_replaced(value, at, successor)
   return with(alone, string.format(',"replaced":%.0f,"by":%s', at, successor))
 end
 
--- The text to add to the key `broken`: the token, and who broke the lock, as JSON with exactly two
--- quotes; "" if not known.
-local function broken_text(token, by)
-  return opening_of(token) .. (by ~= '' and ',"by":' .. by or '')
+-- The text to add to the key `broken`: how the value begins, and who broke the lock, as JSON with
+-- exactly two quotes; "" if not known.
+local function broken_text(value, by)
+  return (opening_of(value) or '') .. (by ~= '' and ',"by":' .. by or '')
 end
 
 -- Who broke the lock with this opening, from `broken_text`; "" if not known; nil if nobody did.

@@ -18,11 +18,11 @@ local publishes = true
 -- include records.lua
 -- include room.lua
 
-local opening, task = opening_of(token_of(value)), record_of(value).task
+local opening, task = opening_of(value), record_of(value).task
 
 local kept = with(value, acquired_now(time))
 
-local free, held
+local free, held, other
 for _, slot in ipairs(slots) do
   local current = redis.pcall('GET', slot)
   if not current then
@@ -31,7 +31,7 @@ for _, slot in ipairs(slots) do
     change(slot, kept, ttl)
     return {'reserved'}
   else
-    held = held or slot
+    held, other = held or slot, other or current
   end
 end
 
@@ -50,6 +50,6 @@ end
 if waiting then
   return {'waits', waiting, 0, unpack(offered or {})}
 end
-local other = free and '' or redis.pcall('GET', held)
 local left = free and 1000 or redis.call('PTTL', held)  -- the room comes first; not for long
-return {'busy', type(other) == 'string' and other or '{}', left, unpack(offered or {})}
+other = free and '' or type(other) == 'string' and other or '{}'
+return {'busy', other, left, unpack(offered or {})}

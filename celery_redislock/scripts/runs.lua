@@ -9,8 +9,9 @@ local function decoded(text)
   return is_json and type(found) == 'table' and found or {}
 end
 
-local function token_of(value)
-  return string.match(value, '^{"token":"([^"]*)"')
+-- How the value begins: by this, its token is compared.
+local function opening_of(value)
+  return string.match(value, '^{"token":"[^"]*"')
 end
 
 local function with(value, added)

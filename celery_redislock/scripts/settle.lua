@@ -86,7 +86,7 @@ if heir ~= '' and string.sub(heir, -1) ~= '}' then  -- its holder died
   if not slot or string.find(current, REPLACED, 1, true) then
     return 0
   end
-  heir = heir .. string.sub(current, #opening_of(token_of(current)) + 1)
+  heir = heir .. string.sub(current, #opening_of(current) + 1)
 end
 
 local leaves, left = (leaver or '') ~= '', nil

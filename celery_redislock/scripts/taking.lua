@@ -1,5 +1,5 @@
 -- Part of acquire.lua, twice: takes `slot`, which is free or kept for us, and records the run's begin,
--- see history.lua. Replies the fence; and the value, if that does not tell it, or `tells`.
+-- see history.lua. The `reply` is the fence; and the value, if that does not tell it, or `tells`.
 
 local RECORDS_OF_A_RUN = 3      -- in the history
 local CUT_AFTER = 48            -- records, before a list of runs is cut again
@@ -28,8 +28,8 @@ if runs_kept ~= '0' then
     redis.pcall('PEXPIRE', history, RUNS_LIVE * 1000)
     local tasks = tonumber(redis.pcall('ZCARD', history)) or 0
     local share = tasks > 0 and math.ceil(runs_kept / tasks) or 0
-    local reply = share > 0 and redis.pcall('LTRIM', runs, -RECORDS_OF_A_RUN * share, -1)
-    if not reply or reply.err then
+    local cut = share > 0 and redis.pcall('LTRIM', runs, -RECORDS_OF_A_RUN * share, -1)
+    if not cut or cut.err then
       redis.pcall('DEL', runs)  -- a list that cannot be cut would grow for ever
     else
       redis.pcall('PEXPIRE', runs, RUNS_LIVE * 1000)
@@ -37,4 +37,4 @@ if runs_kept ~= '0' then
   end
 end
 -- A number is the fastest reply to read.
-return (is_ahead or tells) and {'acquired', stored, fence} or number
+local reply = (is_ahead or tells) and {'acquired', stored, fence} or number
