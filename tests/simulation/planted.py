@@ -80,8 +80,8 @@ def _has_few_slots(plan: Plan) -> bool:
 #: Each wing of the package, broken.
 FAULTS: dict[str, Fault] = {
     "a held lock is taken": _lua(
-        "acquire", "local slot, current = lock, redis.pcall('GET', lock)",
-        "local slot, current = lock, false"
+        "acquire", "local slot, current, tells = lock, redis.pcall('GET', lock), false",
+        "local slot, current, tells = lock, false, false"
     ),
     "nothing is extended": _lua(
         "extend", "    redis.call('PEXPIRE', slot, ttl)\n    if description", "    if description"
