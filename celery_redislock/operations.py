@@ -221,9 +221,9 @@ def suspend(
     own = _locks(app)
     length = checked("suspend", "seconds", seconds, seconds_from(0.001))
     find = _to_come if unknown else _known
-    what = _meant(app, "suspend", task, args, kwargs, lock, find, unknown)
+    meant = _meant(app, "suspend", task, args, kwargs, lock, find, unknown)
     user = user_here() if by is None else by
-    stored = _in_buckets(own, dataclasses.replace(what, by=user, why=why), length)
+    stored = _in_buckets(own, dataclasses.replace(meant, by=user, why=why), length)
     assert stored is not None
     return stored
 
@@ -255,8 +255,8 @@ def resume(
         ConfigError: the settings are wrong, or name no server.
     """
     own = _locks(app)
-    what = _meant(app, "resume", task, args, kwargs, lock, _named, unknown=True)
-    ended = _in_buckets(own, what, 0.0)
+    meant = _meant(app, "resume", task, args, kwargs, lock, _named, unknown=True)
+    ended = _in_buckets(own, meant, 0.0)
     if ended is None and lock is not None:
         named = {each.lock for each in suspensions_of(app) if each.lock and each.label == lock}
         name = _only("resume", named, lock)
@@ -277,7 +277,7 @@ def list_suspensions(app: Any) -> list[Suspension]:
 
 def _meant(
     app: Any,
-    what: str,
+    where: str,
     task: str | None,
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
@@ -287,9 +287,9 @@ def _meant(
 ) -> Suspension:
     """What is meant, without times. `find` finds a lock by its key, name or label."""
     if bool(task) is bool(lock):
-        raise ValueError(f"{what}: what? Give either task or lock")
+        raise ValueError(f"{where}: what? Give either task or lock")
     if lock:
-        return find(app, what, lock)
+        return find(app, where, lock)
     assert task
     try:
         if args or kwargs:
@@ -301,56 +301,56 @@ def _meant(
         if not unknown:
             locked_task(app, task)
     except TargetError as exc:
-        raise ValueError(f"{what}: {exc}") from exc
+        raise ValueError(f"{where}: {exc}") from exc
     return Suspension(task=task)
 
 
-def _named(app: Any, what: str, text: str) -> Suspension:
+def _named(app: Any, where: str, text: str) -> Suspension:
     """The lock with this key or name."""
     prefix = app_locks(app).prefix
     return Suspension(lock=lock_keys(prefix, name_of(prefix, text) or text).name)
 
 
-def _known(app: Any, what: str, text: str) -> Suspension:
+def _known(app: Any, where: str, text: str) -> Suspension:
     """The lock that is listed with this key, name or label."""
-    name, rows = _named(app, what, text).lock, snapshot(app)
+    name, rows = _named(app, where, text).lock, snapshot(app)
     labels = {each.name: each.holder.label if each.holder else None for each in rows}
     called = [name] if name in labels else [each for each, label in labels.items() if label == text]
-    if (only := _only(what, called, text)) is None:
+    if (only := _only(where, called, text)) is None:
         shown = {each for pair in labels.items() for each in pair if each} | {*app.tasks}
         raise ValueError(
-            f"{what}: no task, and no lock that anybody holds or waits for, is called"
+            f"{where}: no task, and no lock that anybody holds or waits for, is called"
             f" {one_line(text)}{nearly(text, shown)} (--unknown, or unknown=True, accepts what is"
             " to come)"
         )
     return Suspension(lock=only, label=labels[only])
 
 
-def _to_come(app: Any, what: str, text: str) -> Suspension:
+def _to_come(app: Any, where: str, text: str) -> Suspension:
     """The lock with this key or name; with its label, if it is there already."""
-    named = _named(app, what, text)
+    named = _named(app, where, text)
     rows = lock_rows(app, named.lock or "")
     labels = (each.holder.label for each in rows if each.holder is not None)
     return dataclasses.replace(named, label=next(labels, None))
 
 
-def _only(what: str, names: Collection[str], text: str) -> str | None:
+def _only(where: str, names: Collection[str], text: str) -> str | None:
     """The only one of these locks, if there is one."""
     if len(names) > 1:
         some = ", ".join(map(one_line, sorted(names)[:3]))
-        raise ValueError(f"{what}: {one_line(text)} is not clear, it is the label of: {some}")
+        raise ValueError(f"{where}: {one_line(text)} is not clear, it is the label of: {some}")
     return next(iter(names), None)
 
 
-def _in_buckets(own: AppLocks, what: Suspension, seconds: float) -> Suspension | None:
+def _in_buckets(own: AppLocks, suspension: Suspension, seconds: float) -> Suspension | None:
     """Suspend this, or with 0 s end that, in each bucket that may have such locks."""
-    if what.lock is not None:
-        of = lock_keys(own.prefix, what.lock)
-        return own.server.run(calls.suspend([of.suspended], [of.rooms], what, seconds))
+    if suspension.lock is not None:
+        of = lock_keys(own.prefix, suspension.lock)
+        return own.server.run(calls.suspend([of.suspended], [of.rooms], suspension, seconds))
     lists = own.server.joint(in_all_buckets(own.prefix, "suspended"))
     rooms = own.server.joint(in_all_buckets(own.prefix, "rooms"))
     made = [
-        calls.suspend(some, own_rooms, what, seconds)
+        calls.suspend(some, own_rooms, suspension, seconds)
         for group, their_rooms in zip(lists, rooms, strict=True)
         for some, own_rooms in zip(
             in_batches(group, AT_ONCE), in_batches(their_rooms, AT_ONCE), strict=True
@@ -407,7 +407,7 @@ def drop_each(app: Any, locks: AppLocks, found: Iterable[Found]) -> Iterator[int
         dropped = _drop_all(locks, keys, by)
         yield len(dropped)  # before the results: if storing them fails here, a worker does it
         for entry_id, entry in dropped.items():
-            end_replaced(app, keys, LOOKING_TTL, entry_id, entry, by, unknown=True, again=True)
+            end_replaced(app, keys, LOOKING_TTL, entry_id, entry, by, unknown=True, late=True)
 
 
 def _drop_all(locks: AppLocks, keys: LockKeys, by: str) -> dict[str, str]:

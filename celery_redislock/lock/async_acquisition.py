@@ -235,7 +235,7 @@ class AsyncAcquisition:
         was_in_doubt, lease.in_doubt = lease.in_doubt, True
         answer = await asked
         lease.in_doubt = was_in_doubt or step.call.in_doubt
-        return lease.take(answer, clock() if isinstance(step, Block) else None)
+        return lease.accept(answer, clock() if isinstance(step, Block) else None)
 
     # -- what the holder may believe ------------------------------------------------------
 
@@ -292,7 +292,7 @@ class AsyncAcquisition:
             raise
         return (settled.ours or lease.is_undone) and not lease.is_lost
 
-    async def _leave(self, failed: bool) -> None:
+    async def _end_block(self, failed: bool) -> None:
         """Release the lock at the end of a block: `LockLost`, if it was lost and nothing failed."""
         if not self._is_ended:
             await self._give_back()

@@ -184,7 +184,7 @@ class AsyncRedisLock(NamedLock):
     ) -> None:
         held = self._acquired.leave()
         if held is not None:
-            await held._leave(failed=kind is not None)
+            await held._end_block(failed=kind is not None)
 
     def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
         """Decorate a coroutine function: each call takes the lock, as `async with` does.
@@ -202,9 +202,9 @@ class AsyncRedisLock(NamedLock):
             try:
                 result = await function(*args, **kwargs)
             except BaseException:
-                await held._leave(failed=True)
+                await held._end_block(failed=True)
                 raise
-            await held._leave(failed=False)
+            await held._end_block(failed=False)
             return result
 
         return locked

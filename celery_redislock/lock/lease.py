@@ -184,7 +184,7 @@ class Lease(Right):
         finally:
             self.in_doubt = self.in_doubt or call.in_doubt
         if isinstance(answer, Acquired):
-            self.take(answer)
+            self.accept(answer)
         else:
             self.asked = self.in_doubt
         return answer
@@ -300,7 +300,7 @@ class Lease(Right):
         else:
             answer, at = self.server.block(*step), clock()
         self.in_doubt = was_in_doubt or step.call.in_doubt
-        return self.take(answer, at)
+        return self.accept(answer, at)
 
     # -- the heartbeat --------------------------------------------------------------------
 

@@ -127,10 +127,10 @@ class Right:
 
     # -- the beginning --------------------------------------------------------------------
 
-    def take(self, answer: Answer, at: float | None = None) -> Answer | None:
-        """Take the answer to a request for the lock, which came at that time, or about when it was
-        sent. None if it came too late to rely on: the right counts from before a block, as nobody
-        knows when the block ended.
+    def accept(self, answer: Answer, at: float | None = None) -> Answer | None:
+        """Accept the answer to a request for the lock, which came at that time, or about when it
+        was sent. None if that is too late: the right counts from before a block, whose end is not
+        known.
         """
         if not isinstance(answer, Acquired):
             self.asked = self.in_doubt

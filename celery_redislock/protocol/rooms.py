@@ -196,7 +196,7 @@ def server_time(key: str) -> Query[float]:
     return Query([("TIME",)], lambda replies: int(replies[0][0]) + int(replies[0][1]) / 1e6, key)
 
 
-def take_turn(key: str, seconds: float) -> Query[bool]:
+def reserve_turn(key: str, seconds: float) -> Query[bool]:
     """Reserve this key for this many seconds. The answer is whether nobody else had reserved it."""
     command = ("SET", key, "1", "NX", "PX", to_ms(seconds))
     return Query([command], lambda replies: replies[0] is not None, key, UNKNOWN_TTL)

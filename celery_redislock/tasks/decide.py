@@ -184,7 +184,7 @@ class Meet:
     then: Then  # the policy, or the function of the conflict
     busy: Busy  # the answer that the task acts on
     admits: bool = False  # ask whether the lock is to be asked for at all: the answer may be None
-    leaves: bool = False  # the task gave up its place in the waiting room
+    gave_up: bool = False  # the task gave up its place in the waiting room
     at_once: bool = False  # the lock has not been asked for, since it is likely to be held
 
     def ask(self, facts: Facts, state: State) -> Any:
@@ -334,7 +334,7 @@ def _busy(
         return wait_its_turn(facts, state, busy)
     if not is_earlier:
         if wish is None:
-            return state, Meet(facts.policy, busy, leaves=state.message.gave_up)
+            return state, Meet(facts.policy, busy, gave_up=state.message.gave_up)
         return _in_vain(facts, state, wish, busy)
     if isinstance(asked, AwaitEarlier):
         return state, _behind(facts, state, Outcome.RETRIED_EARLY, busy, facts.claim.ttl / 3)

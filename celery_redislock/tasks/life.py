@@ -246,7 +246,7 @@ class Life:
     def _ask(self, question: decide.Question) -> Any:
         """Ask the policy, the result backend, or the lock server."""
         if isinstance(question, decide.Meet):
-            if question.leaves:
+            if question.gave_up:
                 self._leave_room()
             return question.ask(self.facts, self.state)
         if isinstance(question, decide.HasResult):

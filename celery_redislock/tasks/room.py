@@ -68,7 +68,7 @@ def _look(app: Any, keys: LockKeys, ttl: float, passed_over: list[str]) -> Look:
     if reply.too_long:
         _end_untaken(app, keys, ttl, reply.too_long)
     for entry_id, (successor, text) in reply.ended.items():
-        end_replaced(app, keys, ttl, entry_id, text, successor, again=True)
+        end_replaced(app, keys, ttl, entry_id, text, successor, late=True)
     return reply
 
 
@@ -138,7 +138,7 @@ def _publish_one(
         leaves = Release(notes.lasting(notes.ENDED), always=True, leaves=place)
         settled = locks.server.run(settle(claim, leaves))
         if settled.ours:  # else a newer call has its place, or it runs
-            end_replaced(app, keys, ttl, entry_id, offered.entry, "", again=True)
+            end_replaced(app, keys, ttl, entry_id, offered.entry, "", late=True)
         return settled
     except SoftTimeLimitExceeded:
         raise  # it is the limit of the task that released
@@ -288,21 +288,21 @@ def end_replaced(
     text: str,
     successor: str,
     unknown: bool = False,
-    again: bool = False,
+    late: bool = False,
 ) -> None:
     """Store the result of a task that was replaced in the room by the task with the id `successor`,
     or dropped from it by an operator, or has expired there: "". Nobody else does for the next
     `rooms.ENDED_AGAIN` seconds; after an error, a worker that looks after the rooms tries again.
 
-    `unknown` allows a task that the app does not know; else that is left to other workers. `again`:
-    another process may have stored the result, and has died or is late.
+    `unknown` allows a task that the app does not know; else that is left to other workers.
+    `late`: another process may have stored it, and has died or is late.
     """
     with only_logged(
         "redislock: could not store the result of %s, which was replaced or dropped; will try"
         " again",
         entry_id,
     ):
-        if not _store_replaced(app, keys, entry_id, text, successor, unknown, again):
+        if not _store_replaced(app, keys, entry_id, text, successor, unknown, late):
             return
         try:
             app_locks(app).server.ask(forget_ended(keys, entry_id, ttl))
@@ -312,7 +312,7 @@ def end_replaced(
 
 
 def _store_replaced(
-    app: Any, keys: LockKeys, entry_id: str, text: str, successor: str, unknown: bool, again: bool
+    app: Any, keys: LockKeys, entry_id: str, text: str, successor: str, unknown: bool, late: bool
 ) -> bool:
     """Store the result, unless one is stored. False if that is left to others."""
     try:
@@ -326,7 +326,7 @@ def _store_replaced(
             entry_id, keys.lock, exc,
         )  # fmt: skip
         return True
-    if again and _has_ended(waiter, entry):
+    if late and _has_ended(waiter, entry):
         return True
     task, args, kwargs, options, own = waiter
     if not successor and has_passed(options.get("expires")):

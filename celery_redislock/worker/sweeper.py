@@ -19,7 +19,7 @@ from ..protocol.clock import clock
 from ..protocol.exchange import UNKNOWN_TTL
 from ..protocol.keys import in_all_buckets, keys_of_lock_id, sweep_key
 from ..protocol.log import logger
-from ..protocol.rooms import due_rooms, server_time, take_turn
+from ..protocol.rooms import due_rooms, reserve_turn, server_time
 from ..tasks.room import look_after
 from .kept import settle_revoked
 
@@ -77,7 +77,7 @@ class Sweeper:
         if locks.prefix != self._prefix:
             self._read(locks.prefix)
         with contextlib.suppress(LockUnavailable):  # a full server keeps no turns: then all look
-            has_turn = server.ask(take_turn(self._turn, SWEEP_EVERY * 0.9))
+            has_turn = server.ask(reserve_turn(self._turn, SWEEP_EVERY * 0.9))
         # If it has not, another worker of its fleet has looked meanwhile.
         comes_back, self._swept = began - self._swept >= COMES_BACK, began
         if not has_turn:

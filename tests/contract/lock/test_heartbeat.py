@@ -271,7 +271,7 @@ def test_an_extension_after_a_sleep_is_not_late_for_that(store, label):
         store, make_claim(label, ttl=3), beats=False, on_extended=lambda _, by, __: late.append(by)
     )
     now = clock()
-    lease.take(Acquired(lease.claim.value, 1, sent_at=now - 1), now)
+    lease.accept(Acquired(lease.claim.value, 1, sent_at=now - 1), now)
     lease.answered(Extended(EXTENDED, 1), now + 0.25, discarded=False)
     lease.answered(Extended(EXTENDED, 1), now + 0.25 + 1.4, discarded=False)
     assert late == pytest.approx([0.25, 0.5])

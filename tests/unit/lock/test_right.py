@@ -83,7 +83,7 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def right() -> Heard:
     """A right that was acquired at 0."""
     right = Heard()
-    assert right.take(Acquired("stored", 7, sent_at=0.0))
+    assert right.accept(Acquired("stored", 7, sent_at=0.0))
     return right
 
 
@@ -114,7 +114,7 @@ def answered(steps: Generator[Ask, Any, Any], *answers: Any) -> tuple[list[Ask],
 def test_it_lasts_for_a_ttl_after_the_lock_was_asked_for(answer, at, deadline, next_beat) -> None:
     right = Heard()
 
-    assert right.take(answer, at) is answer
+    assert right.accept(answer, at) is answer
 
     assert (right.fence, right.stored, right.is_kept_alive) == (7, "stored", True)
     assert (right.acquired_at, right.deadline) == (at or 1.0, deadline)
@@ -126,7 +126,7 @@ def test_another_answer_says_that_we_are_given_nothing(answer) -> None:
     right = Heard()
     right.asked = True
 
-    assert right.take(answer) is answer
+    assert right.accept(answer) is answer
 
     assert (right.fence, right.asked, right.is_kept_alive) == (0, False, False)
 
@@ -135,7 +135,7 @@ def test_an_answer_that_comes_when_the_right_would_have_ended_is_not_relied_on()
     right = Heard()
     right.asked = True
 
-    assert right.take(Acquired("stored", 7, sent_at=1.0), 11.0) is None
+    assert right.accept(Acquired("stored", 7, sent_at=1.0), 11.0) is None
 
     assert (right.fence, right.asked, right.is_kept_alive) == (0, True, False)
 
@@ -184,7 +184,7 @@ def test_that_the_server_is_silent_is_told_once_and_so_is_that_it_answers_again(
 )
 def test_after_max_hold_it_is_not_extended_and_lost_in_the_end(now, may, told, next_beat) -> None:
     right = Heard(max_hold=5.0)
-    right.take(Acquired("stored", 7, sent_at=0.0))
+    right.accept(Acquired("stored", 7, sent_at=0.0))
 
     assert right.may_extend(now) is may
     assert right.may_extend(now) is may, "and it is told once"
@@ -242,7 +242,7 @@ def test_it_is_extended_thrice_in_a_ttl_and_each_second_where_it_may_be_replaced
 ) -> None:
     assert module.beat_every(ttl, listens) == pytest.approx(seconds)
     right = Heard(listens=listens)
-    right.take(Acquired("stored", 7, sent_at=0.0))
+    right.accept(Acquired("stored", 7, sent_at=0.0))
     right.extended(Extended(EXTENDED, 7), 1.0)
     assert right.next_beat - 1.0 == pytest.approx(module.beat_every(TTL, listens))
 
@@ -284,7 +284,7 @@ TOLD: dict[str, tuple[Callable[[Heard], object], News, str]] = {
 def test_what_is_told_says_why_and_by_whom(name) -> None:
     comes, news, why = TOLD[name]
     right = Heard(max_hold=5.0)
-    right.take(Acquired('{"token":"token","task":"t","task_id":"this"}', 7, sent_at=0.0))
+    right.accept(Acquired('{"token":"token","task":"t","task_id":"this"}', 7, sent_at=0.0))
 
     comes(right)
 
@@ -328,7 +328,7 @@ def test_what_is_told_of_an_end(right, before, then, told) -> None:
 def test_of_threads_that_find_out_at_a_time_one_tells(right) -> None:
     for _ in range(200):
         right = Heard()
-        right.take(Acquired("stored", 7, sent_at=0.0))
+        right.accept(Acquired("stored", 7, sent_at=0.0))
         ready = threading.Barrier(4)
 
         def find_out(right: Heard = right, ready: threading.Barrier = ready) -> None:

@@ -671,7 +671,7 @@ def test_a_task_whose_time_is_over_leaves_the_room_before_its_policy_is_asked():
     for header, leaves in (({}, False), ({"gave_up": True}, True)):
         facts, state = Case(header=header).delivery()
         _, meet = decide.step(facts, state, FIRST, BUSY)
-        assert meet == Meet(facts.policy, BUSY, leaves=leaves)
+        assert meet == Meet(facts.policy, BUSY, gave_up=leaves)
 
 
 @pytest.mark.parametrize(("known", "is_lasting"), [
