@@ -205,7 +205,7 @@ def test_a_name_that_nothing_has_is_refused(app, command, says):
         ({"seconds": 5, "task": "skips", "lock": "b"}, "either task or lock"),
         ({"seconds": 5, "lock": "", "unknown": True}, "either task or lock"),
         ({"seconds": 0, "task": "skips"}, "seconds=0 is not accepted"),
-        ({"seconds": "1h", "task": "skips"}, "seconds='1h'; accepted"),
+        ({"seconds": "1h", "task": "skips"}, "seconds='1h' is not accepted"),
         ({"seconds": 5, "task": "skip"}, "did you mean skips"),
     ],
 )
