@@ -167,9 +167,7 @@ def _seconds(value: Any, default: float) -> float:
 
 
 def _transport_of(url: str, default: Any) -> str:
-    """The name of kombu's transport for a broker's URL, or the default one if it names none; "" if
-    it is none of `KINDS`.
-    """
+    """The name in `KINDS` of the transport for a broker's URL, or of the default; or ""."""
     scheme, colon, _ = url.partition("://")
     transport = scheme.partition("+")[0] if colon else default or "amqp"
     where = TRANSPORT_ALIASES.get(transport, "") if isinstance(transport, str) else ""

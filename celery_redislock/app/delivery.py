@@ -309,9 +309,7 @@ class Delivery:
 
     @property
     def met_lock(self) -> bool:
-        """Whether this delivery, or an earlier one of its task, met a held lock: monitors may then
-        show an event of ours as the task's state.
-        """
+        """Whether the task met a held lock, so that monitors may show an event of ours for it."""
         return bool(self.deferrals or self.parked or self.copied)
 
     @property

@@ -48,9 +48,7 @@ class Events:
     def emit(
         self, kind: str, outcome: str, key: str, of: Any, task_id: str | None, **content: Any
     ) -> None:
-        """Send an event of a task, of the type "task-lock-" and `kind`, with what `log.fields`
-        takes. None is sent for a task that the app does not know, or that has `send_events=False`.
-        """
+        """Send the event "task-lock-" and `kind` for a task of this app that sends events."""
         if not isinstance(of, Task) or not of.send_events or not task_id:
             return
         values = fields(outcome, key, task_id=task_id, **content)

@@ -203,9 +203,7 @@ class Lane:
 
 
 class Housekeeper:
-    """The background work of this process, in two lanes: what talks to brokers or result backends,
-    which may hang, never holds up what frees locks.
-    """
+    """Background work in two lanes: what may hang as it talks never holds up what frees locks."""
 
     def __init__(self) -> None:
         self._frees, self._talks = Lane("redislock-housekeeper"), Lane("redislock-courier")

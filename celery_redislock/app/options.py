@@ -233,9 +233,7 @@ def check_option(where: str, option: str, value: Any, as_option: str | None = No
 
 
 def resolve(where: str, given: Mapping[str, Any], settings: Mapping[str, Any]) -> LockOptions:
-    """The options of one task from what it sets itself, where UNSET leaves one to the app, and the
-    app's `redislock_*` settings that are set. Raises `ConfigError`.
-    """
+    """A task's own options, and the app's for those that are UNSET. Raises `ConfigError`."""
     resolved: dict[str, Any] = {"on_conflict": policy_named("skip")}
     for setting, option in DEFAULTS.items():
         if setting in settings:

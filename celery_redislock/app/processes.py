@@ -101,9 +101,7 @@ def _waits_to_be_reaped(pid: int) -> bool:
 
 
 def _waits_by_libc(pid: int) -> bool:
-    """The same with the C function: Python has none for macOS before 3.13, and not its
-    constants.
-    """
+    """The same with the C function, which Python has for macOS only from 3.13 on."""
     p_pid, exited, no_wait = 1, getattr(os, "WEXITED", 0x4), getattr(os, "WNOWAIT", 0x20)
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "waitid"):

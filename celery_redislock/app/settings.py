@@ -168,9 +168,7 @@ def app_locks(app: Any, *, refresh: bool = False) -> AppLocks:
 
 
 def read_again(app: Any) -> None:
-    """Have the app's settings act as they are now. A task whose options are wrong by them keeps the
-    error. Raises `ConfigError` for an unknown or wrong setting.
-    """
+    """Have the app's settings act as they are now. Raises `ConfigError` for a wrong one."""
     app_locks(app, refresh=True)
     with contextlib.suppress(ConfigError):
         resolve_again(app)

@@ -1,7 +1,4 @@
-"""The texts in a waiting room: ids, entries, and replaced entries. Does no I/O.
-
-The scripts read and write these texts too: see `scripts/entries.lua`.
-"""
+"""The texts in a waiting room, as `scripts/entries.lua` has them, too. Does no I/O."""
 
 from __future__ import annotations
 
@@ -36,9 +33,7 @@ def id_in(state: object, member: bytes) -> str:
 
 
 def quiet_until(state: object) -> float | None:
-    """Unix time until which a pending slot waits for no newer call to come (`Debounce`), from its
-    state as Redis has it; None if its calls do not wait for that. What was published is past it.
-    """
+    """Unix time until which a pending slot waits for quiet (`Debounce`), by its state; or None."""
     head = re.match(rb"(\d{1,16})\|\d+\|", state if isinstance(state, bytes) else b"")
     return int(head[1]) / 1000 if head else None
 

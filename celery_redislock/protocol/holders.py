@@ -32,9 +32,7 @@ def cut(text: str, most: int = LONGEST) -> str:
 
 
 def one_line(text: str) -> str:
-    """The text in one line, cut if it is very long. Names come from task arguments, and ids from
-    senders, so we trust neither.
-    """
+    """The text in one line, cut if it is very long: we trust neither arguments nor ids."""
     return escaped(cut(text))
 
 

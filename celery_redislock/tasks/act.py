@@ -169,9 +169,7 @@ def countdown_of(facts: Facts, decision: decide.PutOff) -> float:
 
 
 def expires_before(facts: Facts, state: State, decision: decide.PutOff, countdown: float) -> bool:
-    """Whether the next message would expire before it is received: RabbitMQ would drop it, and its
-    task would have no result.
-    """
+    """Whether the next message would expire before it is received: RabbitMQ would drop it."""
     left = seconds_until(facts.raw.get("expires"))
     ahead = countdown if decision.is_alone and not state.message.began else 0.0
     return left is not None and left < ahead

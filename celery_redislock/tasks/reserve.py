@@ -176,9 +176,7 @@ class Sending:
             return None  # perhaps only the answer was lost: send the token along
 
     def _has_ended(self, holder: Holder | None) -> bool:
-        """Whether the holder has a result. Only a call that would not be sent pays for the
-        question.
-        """
+        """Whether the holder has a result. Only a call that would not be sent asks this."""
         if self.is_in_canvas or holder is None or holder.cooling_down:
             return False
         task, task_id, since = self.task, holder.task_id, holder.acquired_at

@@ -111,9 +111,7 @@ class State(NamedTuple):
         return self._replace(copied=True, may_have_copies=True)
 
     def note_of(self, kind: str) -> str:
-        """The kind of done note that this run leaves: a lasting one if another copy of the message
-        may exist even after this one is acknowledged.
-        """
+        """The kind of done note: a lasting one, if another copy of the message may be left."""
         message = self.message
         is_copied = message.copied or self.copied or message.fanout
         return notes.lasting(kind) if is_copied else kind

@@ -88,9 +88,7 @@ def locate(
     kwargs: Mapping[str, Any] | None = None,
     headers: Mapping[str, Any] = NO_HEADERS,
 ) -> Target:
-    """The lock that is meant by a whole key, a lock's name, or the name of a task, which must be
-    loaded, with the arguments and headers of a call. Raises `TargetError`.
-    """
+    """The lock that is meant by a key, its name, or a task and a call. Raises `TargetError`."""
     prefix = app_locks(app).prefix
     name = name_of(prefix, target)
     if name is not None:

@@ -35,9 +35,7 @@ _POSITIONAL: Final = ("task_id", "producer", "link", "link_error", "shadow")
 
 
 class _TracerAttribute:
-    """`__trace__` of a locked task: Celery's tracer, with ours around it. It is stored where a
-    plain task stores it, so that tools that save and restore a tracer work.
-    """
+    """`__trace__` of a locked task: stored as on a plain task, so that tools can save it."""
 
     def __get__(self, task: Any, owner: type[Any]) -> Callable[..., Any] | None:
         if task is None:
@@ -140,9 +138,7 @@ class SingletonTask(LockedTask):
 
     @classmethod
     def _redislock_resolve(cls, app: Any) -> None:
-        """Resolve the options by the app's settings. If they are wrong, keep the error and raise
-        it: Celery keeps the task registered, and it must not run as if it needed no lock.
-        """
+        """Resolve the options by the app's settings. An error is kept for each use, and raised."""
         try:
             cls._redislock_error = None
             resolve_options(cls, SingletonTask, app)

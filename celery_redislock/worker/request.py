@@ -311,9 +311,7 @@ class LockRequest(Request):
 
     @contained
     def _prepare_retry(self, error: BaseException, traceback: str) -> Kept | None:
-        """Give the retry a header of its own, since Celery would copy that of this run's message;
-        and note why it is sent, if it is. Returns the retry's reservation.
-        """
+        """Give the retry a header of its own, and note why it is sent. Returns its reservation."""
         heir = None if self._lease is None else self._lease.heir
         context = internals.context_of(self)
         headers = {k: v for k, v in (context.headers or {}).items() if k != KEY}
