@@ -20,8 +20,8 @@ from .app.settings import AppLocks, app_locks
 from .errors import ConfigError, LockUnavailable
 from .inspection.locks import Found, chosen, snapshot
 from .inspection.locks import lock as lock_rows
+from .inspection.locks import suspensions as suspensions_of
 from .inspection.states import AWAITED, KEPT, RUNNING
-from .inspection.suspensions import suspensions as suspensions_of
 from .protocol import calls, rooms
 from .protocol.calls import break_lock, holder_of
 from .protocol.checks import checked, plain, seconds_from

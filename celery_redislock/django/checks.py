@@ -13,8 +13,8 @@ from django.db import DatabaseError, InterfaceError
 from ..app.documents import page
 from ..app.settings import app_locks
 from ..errors import ConfigError
+from ..ops.doctor.checkup import ERROR, OK, Finding
 from ..ops.doctor.examine import examine_settings
-from ..ops.doctor.finding import ERROR, OK, Finding
 from ..tasks.task import locked_tasks
 from .project import load_tasks, project_app
 

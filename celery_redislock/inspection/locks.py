@@ -15,6 +15,7 @@ from ..protocol.holders import Holder
 from ..protocol.keys import (
     MAX_LIMIT,
     LockKeys,
+    in_all_buckets,
     is_slot,
     key_parts,
     lock_keys,
@@ -27,7 +28,6 @@ from ..servers.looking import in_batches, read, scan, unix_time
 from ..servers.server import Server
 from .rooms import Room, rooms_of
 from .states import AWAITED, NO_LOCK, RUNNING, KeptFor, State, kept_for, state_of_holder
-from .suspensions import suspensions_on
 
 #: A key, and the name of its lock.
 Named: TypeAlias = "tuple[bytes | str, str]"
@@ -169,7 +169,7 @@ def walk(server: Server, prefix: str, app: Any = None, of_taken: int = 1) -> Ite
     each, `of_taken` tasks if the lock is taken; then the other locks, and the runs without one.
     Labels and arguments are read if there is an app.
     """
-    suspended = suspensions_on(server, prefix)
+    suspended = _suspensions(server, prefix)
     idle = {each.lock: each for each in suspended if each.lock is not None}
     for each in _walk(server, prefix, app, of_taken):
         if isinstance(each, Room):
@@ -233,6 +233,20 @@ def chosen(
 def matches(name: str, glob: str) -> bool:
     """Whether the name equals this text, or matches it as a glob."""
     return name == glob or fnmatchcase(name, glob)
+
+
+def suspensions(app: Any) -> list[Suspension]:
+    """All suspensions that have not ended; what ends first comes first."""
+    locks = app_locks(app)
+    return _suspensions(locks.server, locks.prefix)
+
+
+def _suspensions(server: Server, prefix: str) -> list[Suspension]:
+    if not server.shards():  # which says so if hash slots have no node
+        return []
+    lists = server.joint(in_all_buckets(prefix, "suspended"))
+    now, replies = read(server, [("MGET", *keys) for keys in lists])
+    return in_force((text for reply in replies for text in reply or ()), now)
 
 
 # -- one lock ---------------------------------------------------------------------------------

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..app.options import LockOptions
-from ..inspection.locks import Found, lock
+from ..inspection.locks import Found, lock, suspensions
 from ..inspection.states import AWAITED, NO_LOCK, RUNNING
-from ..inspection.suspensions import suspensions
 from ..protocol.names import NO_HEADERS
 from ..protocol.suspensions import Suspension, longest_of
 from ..tasks.protect import pattern_of

@@ -20,9 +20,8 @@ from ..inspection.queues import in_queues
 from ..inspection.why import why
 from ..protocol.holders import one_line
 from ..protocol.log import logger
-from .look import Seen, look, look_at, look_back
+from .look import Row, Seen, look, look_at, look_back, rows_of
 from .past import Past, Run
-from .present import Row, rows_of
 
 #: How many changes are kept for viewers that ask late: these get the whole picture.
 KEPT: Final = 64

@@ -1,14 +1,16 @@
-"""One look at the lock server, for all viewers: its locks, the next tasks, and its clock."""
+"""One look at the lock server, for all viewers: its locks, the next tasks, and its clock; and the
+rows of the page, one for each slot of a lock, and for each run without its lock.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from ..inspection.about import server_time
 from ..inspection.history import PastRun, history, turned_away
-from ..inspection.locks import Found, lock, snapshot
+from ..inspection.locks import Found, lock, snapshot, suspensions
 from ..inspection.rooms import Waiting, waiting
-from ..inspection.suspensions import suspensions
 
 #: How many rows name waiting tasks: those of the locks with the most of them.
 NAMED_ROOMS: Final = 20
@@ -16,6 +18,14 @@ NAMED_ROOMS: Final = 20
 NAMED_WAITERS: Final = 3
 #: Seconds for which skips are counted together.
 HOUR: Final = 3600
+
+
+#: Seconds by which the end of a lease may differ between two looks that saw the same lease.
+SLACK: Final = 0.3
+#: Fields that change with each look. Points in time are sent instead.
+RELATIVE: Final = ("held_for", "lives_for", "due_in")
+
+Row = dict[str, Any]
 
 
 class Seen(NamedTuple):
@@ -62,3 +72,31 @@ def look_at(app: Any, name: str) -> dict[str, Any]:
 def _plain(task: Waiting) -> dict[str, Any]:
     """A waiting task as plain data, without unknown fields."""
     return {k: v for k, v in task.to_dict().items() if v is not None}
+
+
+# -- the rows of the page ----------------------------------------------------------------------
+
+
+def rows_of(
+    seen: Seen, usual_of: Callable[[Found], float | None], before: Mapping[str, Row]
+) -> dict[str, Row]:
+    """The rows by key; `usual_of` tells how long runs usually take, `before` are the last rows."""
+    return {
+        each.key: _row(each, seen, usual_of(each), before.get(each.key, {})) for each in seen.found
+    }
+
+
+def _row(slot: Found, seen: Seen, usual: float | None, before: Row) -> Row:
+    row: Row = {k: v for k, v in slot.to_dict().items() if v is not None and k not in RELATIVE}
+    more = {
+        "holder": slot.mark,
+        "next": seen.next.get(slot.name),
+        "usual": usual,
+        "due_at": slot.due_at,
+    }
+    row.update({name: value for name, value in more.items() if value})
+    # What expires after a break is the note who did it: that is no lease.
+    if slot.expires_at is not None and slot.is_lock:
+        ends, was = round(slot.expires_at, 3), before.get("expires_at")
+        row["expires_at"] = ends if was is None or abs(was - ends) > SLACK else was
+    return row

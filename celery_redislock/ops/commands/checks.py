@@ -66,8 +66,8 @@ def watch(
 @with_app
 def doctor(app: Any, workers: bool, strict: bool, as_json: bool) -> None:
     """Examine server, settings and tasks. The exit status is 1 if there is an error."""
+    from ..doctor.checkup import ERROR, OK, WARNING
     from ..doctor.examine import examine
-    from ..doctor.finding import ERROR, OK, WARNING
 
     rows = [(each.level, check, each.what, each.todo) for check, each in examine(app, workers)]
     if as_json:
@@ -83,7 +83,7 @@ def doctor(app: Any, workers: bool, strict: bool, as_json: bool) -> None:
 
 
 def _show_findings(rows: list[tuple[str, str, str, str]]) -> None:
-    from ..doctor.finding import ERROR, WARNING
+    from ..doctor.checkup import ERROR, WARNING
 
     colors = {ERROR: "red", WARNING: "yellow"}
     lines = []

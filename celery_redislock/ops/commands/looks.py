@@ -84,8 +84,7 @@ def list_(
     """List all locks: held, kept or waited for, and foreign values that block a key; and runs that
     go on without the lock that they lost.
     """
-    from ...inspection.locks import chosen, with_rooms
-    from ...inspection.suspensions import suspensions
+    from ...inspection.locks import chosen, suspensions, with_rooms
     from ..pick import require_task
 
     if by_task and (queues or wide):

@@ -1,7 +1,8 @@
-"""The app, its locks and its lock server, as the checks of `doctor` see them."""
+"""What the checks of `doctor` look at, and what they find."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any, Final
@@ -12,10 +13,25 @@ from ...inspection.locks import Found, snapshot
 from ...servers.looking import round_trips, server_info
 from ...servers.server import Server
 from ...tasks.task import SingletonTask, locked_tasks
-from .finding import Finding
 
 #: How many round trips are timed.
 TRIPS: Final = 20
+
+OK: Final = "ok"
+WARNING: Final = "warning"
+ERROR: Final = "error"
+UNKNOWN: Final = "unknown"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Finding:
+    level: str  # one of those above
+    what: str
+    todo: str = ""
+
+
+#: The finding of a check that needs INFO, which this user may not read.
+UNTOLD: Final = Finding(UNKNOWN, "cannot tell: INFO is denied", "allow +info")
 
 
 class Checkup:

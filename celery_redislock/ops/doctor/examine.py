@@ -7,9 +7,8 @@ from typing import Any, Final
 
 from ...errors import LockUnavailable
 from ...servers.looking import reach
-from . import keys, rights, runs, server, suspensions, tasks, workers
-from .checkup import Check, Checkup
-from .finding import OK, UNKNOWN, Finding
+from . import keys, rights, runs, server, tasks, workers
+from .checkup import OK, UNKNOWN, Check, Checkup, Finding
 
 #: The checks of each Redis server, in the order in which they are shown.
 OF_EACH: Final[dict[str, Check]] = {
@@ -28,7 +27,7 @@ OF_SERVER: Final[dict[str, Check]] = {
     "prefix": keys.check_prefix,
     "database": keys.check_neighbours,
     "not taken": keys.check_untaken,
-    "suspended": suspensions.check_suspended,
+    "suspended": runs.check_suspended,
     "runs": runs.check_runs,
 }
 #: The checks that read only settings.

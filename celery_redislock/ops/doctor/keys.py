@@ -12,8 +12,7 @@ from ...protocol.holders import one_line
 from ...protocol.keys import broker_of_sweep, sweep_pattern
 from ...servers.looking import sample, scan
 from ..table import count_of, some
-from .checkup import Checkup
-from .finding import ERROR, OK, WARNING, Finding
+from .checkup import ERROR, OK, WARNING, Checkup, Finding
 
 
 def check_prefix(checkup: Checkup) -> Iterator[Finding]:

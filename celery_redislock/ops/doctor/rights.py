@@ -8,8 +8,7 @@ from typing import Final
 from redis.exceptions import NoPermissionError
 
 from ...servers.looking import may, may_mark
-from .checkup import Checkup
-from .finding import ERROR, OK, UNKNOWN, WARNING, Finding
+from .checkup import ERROR, OK, UNKNOWN, WARNING, Checkup, Finding
 
 #: The commands of workers and senders, each with arguments of the right form. `{}` is a key.
 COMMANDS: Final = (

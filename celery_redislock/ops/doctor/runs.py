@@ -1,4 +1,4 @@
-"""Whether a task fails its lock too often, as the history of all workers has it."""
+"""Whether tasks lose their locks, or are kept from running, as history and operators tell."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
 
 from ...inspection.history import last_runs, turned_away
+from ...inspection.locks import suspensions
 from ...protocol.past import LAPSED, LOST, PastRun
-from ..table import count_of
-from .checkup import Checkup
-from .finding import OK, WARNING, Finding
+from ..table import count_of, suspended
+from .checkup import OK, WARNING, Checkup, Finding
 
 #: So many runs in a row that lost their lock, or hours in which only duplicates came, are too many.
 IN_A_ROW: Final = 3
@@ -22,6 +22,22 @@ def check_runs(checkup: Checkup) -> Iterator[Finding]:
     last = last_runs(checkup.app, IN_A_ROW)
     findings = [*_losing(last), *_skipped(checkup, last)]
     yield from findings or [Finding(OK, "no task loses its lock, or is skipped, again and again")]
+
+
+def check_suspended(checkup: Checkup) -> Iterator[Finding]:
+    """Whether an operator keeps runs from beginning."""
+    found = suspensions(checkup.app)
+    for each in found:
+        kept = {row.name: row.waiting for row in checkup.survey if row.suspension == each}
+        waiting = sum(kept.values())
+        yield Finding(
+            WARNING,
+            f"{suspended(each)}; because of it {count_of(each.ended, 'call')} ended without a run,"
+            f" and {waiting} now wait",
+            f"`celery redislock resume {each.task or each.lock}` ends it",
+        )
+    if not found:
+        yield Finding(OK, "nothing is suspended")
 
 
 def _losing(last: _Last) -> Iterator[Finding]:

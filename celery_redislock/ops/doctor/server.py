@@ -12,8 +12,7 @@ from ...servers.cluster import Cluster
 from ...servers.looking import reach, server_config
 from ...servers.talk import operation_timeout, refuses, said_of
 from ..table import count_of, some
-from .checkup import Checkup
-from .finding import ERROR, OK, UNKNOWN, UNTOLD, WARNING, Finding
+from .checkup import ERROR, OK, UNKNOWN, UNTOLD, WARNING, Checkup, Finding
 
 #: The oldest server that has all that the scripts use.
 OLDEST: Final = (6, 2)

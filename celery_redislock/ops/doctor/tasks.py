@@ -16,8 +16,7 @@ from ...tasks.forgotten import WHY, forgotten
 from ...tasks.protect import errors_of, protect_tasks
 from ...tasks.task import SingletonTask
 from ..table import count_of, some
-from .checkup import Checkup
-from .finding import ERROR, OK, WARNING, Finding
+from .checkup import ERROR, OK, WARNING, Checkup, Finding
 
 
 def check_tasks(checkup: Checkup) -> Iterator[Finding]:

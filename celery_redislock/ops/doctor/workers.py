@@ -14,8 +14,7 @@ from ...inspection.states import GOING_ON, RUNNING
 from ...protocol.holders import one_line
 from ...protocol.keys import name_of
 from ..table import count_of, some
-from .checkup import Checkup
-from .finding import ERROR, OK, UNKNOWN, WARNING, Finding
+from .checkup import ERROR, OK, UNKNOWN, WARNING, Checkup, Finding
 
 #: Seconds for which workers may answer.
 ANSWERS: Final = 2.0

@@ -14,7 +14,6 @@ import pytest
 from celery_redislock.inspection.locks import snapshot
 from celery_redislock.inspection.queues import in_queues
 from celery_redislock.web import look, serve
-from celery_redislock.web.present import rows_of
 from tests.support.looking import end, make_app, take
 from tests.support.site import Site, messages
 
@@ -43,9 +42,9 @@ def test_a_look_that_takes_its_time_tells_no_lease_again(app, monkeypatch):
         return found
 
     take(app, "sync", "one")
-    rows = rows_of(look.look(app), lambda slot: None, {})
+    rows = look.rows_of(look.look(app), lambda slot: None, {})
     monkeypatch.setattr(look, "snapshot", slowly)
-    assert rows_of(look.look(app), lambda slot: None, rows) == rows
+    assert look.rows_of(look.look(app), lambda slot: None, rows) == rows
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /api/locks HTTP/1.1\r\nHost: loc"])

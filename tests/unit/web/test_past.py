@@ -10,9 +10,8 @@ from celery_redislock.inspection.locks import Found
 from celery_redislock.protocol.holders import Holder
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.protocol.past import PastRun
-from celery_redislock.web.look import Seen
+from celery_redislock.web.look import Seen, rows_of
 from celery_redislock.web.past import LAST, MOST, OF_LOCK, OF_TASK, WINDOW, Past
-from celery_redislock.web.present import rows_of
 
 T0 = 1_000_000.0
 #: How many runs a bucket keeps.
