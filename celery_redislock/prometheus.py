@@ -137,8 +137,7 @@ def _make(metric: Metric, registry: Any) -> Any:
     return Counter(name, metric.text, **common)
 
 
-#: By the registry, and the registries by the app. By themselves: the id of one that is gone may be
-#: that of the next.
+#: By the registry, and the registries by the app; not by ids, which are used again.
 _recorders: Final[weakref.WeakKeyDictionary[Any, _Recorder]] = weakref.WeakKeyDictionary()
 _measured: Final[weakref.WeakKeyDictionary[Any, weakref.WeakSet[Any]]] = weakref.WeakKeyDictionary()
 _ports: Final[weakref.WeakKeyDictionary[Any, Any]] = weakref.WeakKeyDictionary()

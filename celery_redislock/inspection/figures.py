@@ -15,8 +15,7 @@ from .locks import Found, walk
 from .rooms import Room
 from .states import RUNNING
 
-#: Counts what has no task: foreign values, locks that are being handed over, and entries that
-#: cannot be read.
+#: Counts what has no task, such as foreign values and entries that cannot be read.
 NO_TASK: Final = "unknown"
 
 
@@ -26,8 +25,7 @@ class Figures:
     locks: Counter[str] = dataclasses.field(default_factory=Counter)
     oldest_holder: float = 0.0  # seconds for which the oldest run has held its lock
     waiting: int = 0  # in waiting rooms
-    #: Seconds since the earliest arrival among the first tasks of all rooms, but for those that
-    #: wait for quiet.
+    #: Seconds since the earliest arrival in all rooms, but for those that wait for quiet.
     oldest_waiter: float = 0.0
     untaken: int = 0  # see `rooms.Room`
     last_success: float | None = None  # Unix time at which it ended; None if not known

@@ -169,8 +169,8 @@ def _read(
     going_on = {each.holder.fence for each in lost if each.holder is not None}
     # Read these again: each lapsed, or ended since (one script records the end and releases).
     where = {(lock_keys(prefix, run.name).history, run.holder.task) for run in doubtful}
-    again = [(bucket, task) for bucket, task in lists if (bucket, task or None) in where]
-    now = {run.token: run for run in kept_runs(server, again)}
+    unsure = [(bucket, task) for bucket, task in lists if (bucket, task or None) in where]
+    now = {run.token: run for run in kept_runs(server, unsure)}
     for each in runs:
         run = now.get(each.token, each)
         is_lost, is_alive = run.fence in going_on, run.fence in alive

@@ -13,7 +13,7 @@ from ..protocol.log import logger
 #: The beginning of the types of our events.
 EVENTS: Final = "task-lock-"
 #: Seconds between two tries to reach the broker.
-AGAIN: Final = 2.0
+RETRY_EVERY: Final = 2.0
 
 
 class Listener:
@@ -41,13 +41,13 @@ class Listener:
             except Exception as exc:
                 self.trouble = one_line(f"no events: {type(exc).__name__}: {exc}")
                 logger.debug("redislock: %s", self.trouble)
-                self._closed.wait(AGAIN)
+                self._closed.wait(RETRY_EVERY)
 
     def _listen(self, connection: Any) -> None:
         # `Receiver` would try for some seconds before it says that the broker is away; and its
         # `capture` opens a second connection, retries it for ever, and logs a traceback each time.
         connection.ensure_connection(max_retries=len(connection.alt))
-        receiver = self._app.events.Receiver(connection, handlers={"*": self._take})
+        receiver = self._app.events.Receiver(connection, handlers={"*": self._on_event})
         (consumer,) = receiver.get_consumers(connection.Consumer, None)
         with consumer:
             while not self._closed.is_set():
@@ -56,7 +56,7 @@ class Listener:
                 connection.heartbeat_check()
                 self.trouble = ""
 
-    def _take(self, event: dict[str, Any]) -> None:
+    def _on_event(self, event: dict[str, Any]) -> None:
         kind = str(event.get("type", ""))
         # Senders send task-sent, and a worker without -E sends only that it is alive.
         if kind.startswith("task-") and kind != "task-sent":

@@ -39,9 +39,9 @@ def in_queues(app: Any, found: Sequence[Found], now: float) -> list[InQueue]:
     for task, queue, is_named, since in (*_kept(app, found), *_in_turn(app, found)):
         if queue is not None and since < now - WAITED:
             sent.setdefault((task, queue, is_named), []).append(since)
-    told = _told(app, {queue for _, queue, _ in sent})
+    told = _states_of(app, {queue for _, queue, _ in sent})
     unread = {name for name, each in told.items() if each.messages and not each.consumers}
-    unread -= _read(app) if unread else set()
+    unread -= _read_by_workers(app) if unread else set()
     return [
         InQueue(*which, len(times), min(times), told[which[1]].messages, which[1] not in unread)
         for which, times in sorted(sent.items())
@@ -53,7 +53,7 @@ def with_depths(app: Any, found: Iterable[Found]) -> list[Found]:
     found = list(found)
     route = functools.cache(functools.partial(_route, app))
     queues = {each.key: each.queue or route(each.task) for each in found if each.state == "queued"}
-    told = _told(app, {each for each in queues.values() if each is not None})
+    told = _states_of(app, {each for each in queues.values() if each is not None})
     return [
         each
         if (queue := queues.get(each.key)) is None
@@ -98,16 +98,16 @@ def _route(app: Any, name: str) -> str | None:
     return str(queue.name)
 
 
-class _Told(NamedTuple):
+class _QueueState(NamedTuple):
     """What the broker tells of a queue. Some brokers know no consumers."""
 
     messages: int = 0
     consumers: int = 0
 
 
-def _told(app: Any, queues: Collection[str]) -> dict[str, _Told]:
+def _states_of(app: Any, queues: Collection[str]) -> dict[str, _QueueState]:
     """What the broker tells of these queues. A queue that is not there has no messages."""
-    told = dict.fromkeys(queues, _Told())
+    told = dict.fromkeys(queues, _QueueState())
     if not queues:
         return told
     with app.connection_for_read() as connection:
@@ -117,11 +117,11 @@ def _told(app: Any, queues: Collection[str]) -> dict[str, _Told]:
                 connection.channel() as channel,
             ):
                 queue = channel.queue_declare(name, passive=True)
-                told[name] = _Told(queue.message_count, queue.consumer_count)
+                told[name] = _QueueState(queue.message_count, queue.consumer_count)
     return told
 
 
-def _read(app: Any) -> set[str]:
+def _read_by_workers(app: Any) -> set[str]:
     """The queues that the workers read which answer."""
     replies = app.control.broadcast("active_queues", reply=True, timeout=ANSWERS) or ()
     return {

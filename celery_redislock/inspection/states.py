@@ -36,8 +36,7 @@ STATES: Final[dict[State, str]] = {
     "broken": "an operator broke it, and nobody has taken it since",
     "foreign": "a value that is not a lock of ours blocks its key",
 }
-#: For what a lock is kept: the next attempt of its task, the pause after a run, or a waiter that
-#: was woken.
+#: For what a lock is kept: a waiter was woken.
 KeptFor: TypeAlias = Literal["its retry", "a pause", "a waiter"]
 
 #: A run holds the lock.

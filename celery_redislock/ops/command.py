@@ -116,10 +116,7 @@ def with_app(function: Callable[..., Any]) -> Callable[..., Any]:
         from ..tasks.target import TargetError
 
         try:
-            app = _app(ctx)
-            _say_server(ctx, app)
-            _say_wrong_tasks(ctx, app)
-            return function(app, **options)
+            return function(_app(ctx), **options)
         except LockUnavailable as exc:
             from ..inspection.why import why
 
@@ -131,7 +128,9 @@ def with_app(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _app(ctx: click.Context) -> Any:
+    """The app with its tasks. What is said of its server and its wrong tasks goes to stderr."""
     from ..app.settings import app_locks
+    from ..tasks.protect import errors_of
 
     app = ctx.obj.app
     try:
@@ -142,28 +141,15 @@ def _app(ctx: click.Context) -> Any:
         raise problem(f"cannot load the app's tasks: {exc}") from exc
     if locks.address is None and app.main in (None, "default"):
         raise problem("no app: use celery -A proj redislock ...")
-    if ctx.info_name != "doctor" or locks.address is None:
+    is_doctor = ctx.info_name == "doctor"  # which has all of it among its findings
+    if not is_doctor or locks.address is None:
         locks.require_address()
-    return app
-
-
-def _say_server(ctx: click.Context, app: Any) -> None:
-    """Print on stderr which server is used: the rest of the output can be piped."""
-    from ..app.settings import app_locks
-
-    locks = app_locks(app)
     if locks.knows_server:
         color = False if is_plain() else None
         click.secho(f"Redis: {locks.describe_server()}", err=True, dim=True, color=color)
-
-
-def _say_wrong_tasks(ctx: click.Context, app: Any) -> None:
-    """Say on stderr which tasks have wrong options. The other tasks' locks can be seen."""
-    from ..tasks.protect import errors_of
-
-    if ctx.info_name != "doctor":  # it has them among its findings
-        for error in errors_of(app):
-            click.echo(f"Warning: {one_line(str(error))}", err=True)
+    for error in () if is_doctor else errors_of(app):
+        click.echo(f"Warning: {one_line(str(error))}", err=True)
+    return app
 
 
 class Naming(NamedTuple):

@@ -61,7 +61,7 @@ MOVES: Final[dict[str, tuple[int, int]]] = {
 NO_CONFLICT: Final = ("acquired", "recovered", "revoked")
 
 #: A line that is drawn: its style, as prompt_toolkit has it, and its text.
-Line = tuple[str, str]
+StyledLine = tuple[str, str]
 
 
 class Rates:
@@ -80,7 +80,7 @@ class Rates:
         )
         return f" ({why})" if why else ""
 
-    def take(self) -> dict[str, float]:
+    def since_last(self) -> dict[str, float]:
         """Conflicts and lost locks per second since the last call."""
         counts, self._counts = self._counts, collections.Counter()
         now = time.monotonic()
@@ -122,7 +122,7 @@ class Watch:
 
     def look(self) -> None:
         """Read the locks; without an answer the picture stays, and only a refusal raises."""
-        self._counted = self._rates.take()
+        self._counted = self._rates.since_last()
         try:
             self._found = self._choose(snapshot(self._app))
             opened = self._open
@@ -145,7 +145,7 @@ class Watch:
 
     # -- drawing ------------------------------------------------------------------------------
 
-    def picture(self, rows: int | None = None) -> list[Line]:
+    def picture(self, rows: int | None = None) -> list[StyledLine]:
         """The lines: those that stay, those that scroll, and what the keys do. Of those that scroll
         only as many as fit so many rows; all, and no keys, if this is None.
         """
@@ -180,7 +180,7 @@ class Watch:
             f"{self._rates.heard}"
         )
 
-    def _body(self) -> list[Line]:
+    def _body(self) -> list[StyledLine]:
         """The lock that is open; or else the table, with its head."""
         if self._open:
             return [("", plain(each)) for each in self._opened]

@@ -22,8 +22,7 @@ T = TypeVar("T")
 
 #: The most connections that ask at a time. One that blocks is not counted, see `LISTENING`.
 ASKING: Final = 16
-#: The most locks of a server and loop for which a connection blocks. Waiters for further locks
-#: ask again and again.
+#: The most locks of a server and loop for which a connection blocks; for others waiters poll.
 LISTENING: Final = 32
 #: Makes the call that gives back what an exchange takes, should the exchange be cancelled.
 Undo: TypeAlias = Callable[[], Call[Any]] | None

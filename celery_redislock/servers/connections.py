@@ -34,8 +34,7 @@ try:
 except ImportError:
     pack_command = None
 
-#: Seconds for which a used connection is assumed to be alive. If the server went away meanwhile,
-#: the next exchange fails.
+#: Seconds for which a used connection counts as alive. If it is not, the next exchange fails.
 TRUSTED: Final = 0.5
 
 #: Seconds after which a connection that nobody uses is closed. Firewalls and load balancers forget
@@ -43,8 +42,7 @@ TRUSTED: Final = 0.5
 #: tells of a restart.
 IDLE_FOR: Final = 30.0
 
-#: Makes a connection pool. Its arguments are a timeout in seconds, for connecting and for each
-#: command, and what to call with each new connection.
+#: Makes a connection pool, given a timeout in seconds, and what to call with each new connection.
 PoolFactory = Callable[[float, Callable[[Any], None]], redis.ConnectionPool]
 
 

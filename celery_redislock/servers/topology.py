@@ -21,8 +21,7 @@ from .urls import Host, Nodes
 LOOK_EVERY: Final = 0.1
 #: How many nodes one look asks.
 ASKED: Final = 3
-#: The most seconds that one look may take. Each node has a second to be connected to, and another
-#: one for its answer.
+#: The most seconds that one look may take. Each node has one for connecting, one to answer.
 LONGEST_LOOK: Final = 10.0
 
 

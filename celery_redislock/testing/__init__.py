@@ -67,8 +67,7 @@ __all__ = [
     "memory_locks",
 ]
 
-#: The most seconds until a holder in this process learns that its lock is gone. An idle machine
-#: needs a millisecond.
+#: The most seconds until a holder in this process learns that its lock is gone.
 _SOON: Final = 10.0
 #: Seconds between two looks of a waiter in the memory, and until it asks again in any case.
 _LOOK_EVERY: Final = 0.01

@@ -25,8 +25,7 @@ SHORTEST_TOKEN: Final = 16
 #: another port of the machine, or another name of the domain: such a page is not this one.
 OTHERS: Final = frozenset({"cross-site", "same-site"})
 
-#: The headers of every response. They tell the browser to load nothing from elsewhere, run nothing
-#: inline, put the page into no frame, and store nothing.
+#: The headers of every response: load nothing from elsewhere, run nothing inline, store nothing.
 HEADERS: Final = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src"

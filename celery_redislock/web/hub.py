@@ -72,8 +72,10 @@ class Hub:
     async def since(self, number: int) -> dict[str, Any]:
         """What changed since the answer with this number; all there is, if that is too long ago."""
         await self._refresh()
+        rows, runs = [*self._rows.values()], [*self._runs.values()]
+        everything = {"about": self._about, "rows": rows, "runs": runs}
         kept, missed = len(self._changes), self._number - number
-        changes = [*self._changes][kept - missed :] if 0 <= missed <= kept else [self._all()]
+        changes = [*self._changes][kept - missed :] if 0 <= missed <= kept else [everything]
         return {
             "number": self._number,
             "now": round(time.time() + self._ahead, 3),
@@ -83,13 +85,6 @@ class Hub:
             "queues": self._queues,
             **self._overall,
             "changes": changes,
-        }
-
-    def _all(self) -> dict[str, Any]:
-        return {
-            "about": self._about,
-            "rows": [*self._rows.values()],
-            "runs": [*self._runs.values()],
         }
 
     # -- looking ------------------------------------------------------------------------------

@@ -42,6 +42,7 @@ def export(app: Any, port: int, host: str, every: float) -> None:
     try:
         from prometheus_client import CollectorRegistry, start_http_server
 
+        from ...servers.urls import host_port
         from ..collector import Collector
     except ModuleNotFoundError as exc:
         if exc.name != "prometheus_client":
@@ -59,8 +60,7 @@ def export(app: Any, port: int, host: str, every: float) -> None:
             server, _ = start_http_server(port, addr=host, registry=registry)
         except OSError as exc:
             raise problem(f"cannot listen on {host}:{port}: {exc.strerror or exc}") from exc
-        shown = f"[{host}]" if ":" in host else host
-        click.echo(f"Metrics: http://{shown}:{server.server_port}/metrics")
+        click.echo(f"Metrics: http://{host_port(host, server.server_port)}/metrics")
         # Not only a scraper, also whoever starts it hears that the server is away or denies it.
         collections.deque(collector.collect(), maxlen=0)
         ended.wait()

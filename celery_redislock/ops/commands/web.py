@@ -46,6 +46,7 @@ def web(
 ) -> None:
     """Serve a page that shows the locks, their waiters, and a timeline, live."""
     try:
+        from ...servers.urls import host_port
         from ...web.app import Web
         from ...web.serve import hosts_of, listen, serve
     except ImportError:
@@ -57,8 +58,7 @@ def web(
         listening = listen(host, port)
     except OSError as exc:
         raise problem(f"cannot listen at {host}:{port}: {exc.strerror or exc}") from exc
-    where = f"[{host}]" if ":" in host else host
-    click.echo(f"The locks are at http://{where}:{listening.getsockname()[1]}/")
+    click.echo(f"The locks are at http://{host_port(host, listening.getsockname()[1])}/")
     if token is not None:
         click.echo(
             f"Token for breaking locks: {token}" if made else "Breaking locks needs the token"

@@ -42,7 +42,7 @@ def types():
 
 @pytest.fixture
 def listener(broker, label, types, monkeypatch):
-    monkeypatch.setattr(listening_to, "AGAIN", 0.1)
+    monkeypatch.setattr(listening_to, "RETRY_EVERY", 0.1)
     app = app_at(broker.in_front_of(broker.server_url), label)
     listener = Listener(app, lambda event: types.append(event["type"]))
     yield listener
@@ -130,6 +130,6 @@ def test_the_live_table_counts_conflicts_and_lost_locks(label):
         for kind in ("skipped", "deferred", "acquired", "recovered", "revoked", "lost"):
             rates._count({"type": f"task-lock-{kind}"})
         rates._count({"type": "task-sent"})
-        taken = rates.take()
+        taken = rates.since_last()
         assert taken["conflicts"] == 2 * taken["lost"] > 0
-        assert rates.take()["conflicts"] == 0
+        assert rates.since_last()["conflicts"] == 0
