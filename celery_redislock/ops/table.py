@@ -13,7 +13,7 @@ from ..inspection.states import AWAITED, IN_TROUBLE, NO_LOCK, STATES
 from ..protocol.canonical import digest, parts_of, task_in
 from ..protocol.holders import Holder
 from ..protocol.past import PastRun
-from .terminal import LINES, Column, grid, lines_by_row, named_values
+from .terminal import LINES, Column, grid, named_values
 
 if TYPE_CHECKING:
     from ..inspection.figures import Figures
@@ -95,12 +95,6 @@ def locks_table(found: Sequence[Found], wide: bool = False, *, colors: bool = Fa
     columns = columns_of(found, ALL_OF_LOCKS if wide else LOCKS, wide)
     color = (lambda each: TROUBLE if is_trouble(each) else "") if colors else (lambda each: "")
     return grid(columns, found, sys.maxsize if wide else None, color) if found else []
-
-
-def locks_lines(found: Sequence[Found]) -> tuple[list[str], list[list[str]]]:
-    """The lines of the head of `locks_table`, and those of each lock."""
-    head, *lines = lines_by_row(columns_of(found, LOCKS), found)
-    return head, lines
 
 
 def tasks_table(tasks: Mapping[str, Figures]) -> list[str]:

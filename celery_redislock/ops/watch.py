@@ -29,17 +29,18 @@ from ..inspection.rooms import waiting
 from ..inspection.why import is_denied, why
 from ..protocol.holders import Holder
 from .table import (
+    LOCKS,
     ORDERS,
+    columns_of,
     described,
     in_order,
     in_units,
     in_words,
     is_trouble,
-    locks_lines,
     summary,
     waiting_table,
 )
-from .terminal import is_plain, plain, terminal_width, wrap
+from .terminal import is_plain, lines_by_row, plain, terminal_width, wrap
 
 #: What the keys do: in the table, as a filter is typed or set, and in a lock that is open. Beside
 #: the numbers of the lines, and a filter of `FILTER` columns, each fits a terminal of 80 columns.
@@ -188,7 +189,7 @@ class Watch:
         shown = wanted[: self._limit]
         if not shown:
             return [("", "")]
-        head, rows = locks_lines(shown)
+        head, *rows = lines_by_row(columns_of(shown, LOCKS), shown)
         body = [("", line) for line in head]
         for each, lines in zip(shown, rows, strict=True):
             body += [(self._style(each), line) for line in lines]
