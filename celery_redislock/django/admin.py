@@ -20,8 +20,6 @@ from ..tasks.locked import LockedTask
 from .project import NoLock, is_celery_command, locked_task
 from .words import said
 
-_AWAY = "The lock server does not answer: %s"
-
 
 class LockAdminMixin:
     """For a `ModelAdmin` whose rows have a task with a lock:
@@ -89,7 +87,8 @@ class LockAdminMixin:
                 self._break(request, task, slots)
                 return None
         except LockUnavailable as exc:
-            self._tell(request, _AWAY % exc.reason, messages.ERROR)
+            text = f"The lock server does not answer: {exc.reason}"
+            self._tell(request, text, messages.ERROR)
             return None
         except (TypeError, ValueError) as exc:  # the task's key does not fit `lock_args`
             self._tell(request, str(exc), messages.ERROR)

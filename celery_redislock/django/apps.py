@@ -42,6 +42,6 @@ def _check_locks(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
 
 
 def _check_for_production(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
-    from .checks import check_for_production
+    from .checks import check_locks
 
-    return check_for_production()
+    return check_locks(for_production=True)

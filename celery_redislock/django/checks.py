@@ -31,48 +31,26 @@ NUMBERS: Final = {
 }
 
 
-def check_locks() -> list[checks.CheckMessage]:
-    """Load the tasks, and say what is wrong with their locks. Connects to nothing."""
+def check_locks(for_production: bool = False) -> list[checks.CheckMessage]:
+    """Load the tasks, and say what is wrong with their locks; with `for_production` what
+    `manage.py check --deploy` says beside that. Connects to nothing.
+    """
     app = project_app()
     if app is None:
-        return [
-            checks.Warning(
-                "There is no Celery app, so no task was looked at.",
-                hint="Import the app in the project's __init__.py, as Celery's documentation says.",
-                id="redislock.W008",
-            )
-        ]
-    return [*_messages(app)]
-
-
-def check_for_production() -> list[checks.CheckMessage]:
-    """What `manage.py check --deploy` says beside that. Connects to nothing."""
-    app = project_app()
-    if app is None:
-        return []
+        no_app = checks.Warning(
+            "There is no Celery app, so no task was looked at.",
+            hint="Import the app in the project's __init__.py, as Celery's documentation says.",
+            id="redislock.W008",
+        )
+        return [] if for_production else [no_app]
     try:
         app_locks(app, refresh=True)
         load_tasks(app)
-    except Exception:
-        return []  # `check_locks` says so
-    return [_found(*each) for each in examine_settings(app, for_production=True)]
-
-
-def _messages(app: Any) -> Iterator[checks.CheckMessage]:
-    try:
-        app_locks(app, refresh=True)
-        load_tasks(app)
-    except ConfigError as exc:
-        hint = f"The options and settings: {page('options')}."
-        yield checks.Error(str(exc), hint=hint, id="redislock.E001")
-        return
     except Exception as exc:
-        yield _not_loaded(exc)
-        return
-    for check, finding in examine_settings(app):
-        if finding.level != OK:
-            yield _found(check, finding)
-    yield from _without_commit(app)
+        return [] if for_production else [_not_loaded(exc)]
+    findings = examine_settings(app, for_production)
+    told = [_found(check, finding) for check, finding in findings if finding.level != OK]
+    return told if for_production else [*told, *_without_commit(app)]
 
 
 def _without_commit(app: Any) -> Iterator[checks.CheckMessage]:
@@ -88,6 +66,9 @@ def _without_commit(app: Any) -> Iterator[checks.CheckMessage]:
 
 
 def _not_loaded(exc: BaseException) -> checks.CheckMessage:
+    if isinstance(exc, ConfigError):
+        hint = f"The options and settings: {page('options')}."
+        return checks.Error(str(exc), hint=hint, id="redislock.E001")
     what = f"The tasks cannot be loaded: {type(exc).__name__}: {exc}"
     if _is_of_database(exc):
         return checks.Warning(

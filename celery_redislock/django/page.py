@@ -90,12 +90,9 @@ class Login:
             where = resolve_url(self._login_url or settings.LOGIN_URL)
             login = redirect_to_login(request.get_full_path(), where)
             return RedirectResponse(login["Location"], 302)
-        return None if self._may(user) else _says(403, "you may not see the locks")
-
-    def _may(self, user: Any) -> bool:
-        if self._permission is not None:
-            return bool(user.has_perm(self._permission))
-        return user.is_active and getattr(user, "is_staff", False)
+        is_staff = user.is_active and getattr(user, "is_staff", False)
+        may = is_staff if self._permission is None else user.has_perm(self._permission)
+        return None if may else _says(403, "you may not see the locks")
 
 
 def _says(status: int, why: str) -> ASGIApp:

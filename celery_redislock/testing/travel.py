@@ -44,7 +44,7 @@ class _Clocks:
 
     def __init__(self) -> None:
         #: Seconds by which the wall clock is ahead.
-        self._ahead = 0.0
+        self.ahead = 0.0
         #: Seconds that have passed at once since the process began. The monotonic clock is ahead by
         #: that, and never goes back: what is due by it would be late.
         self.passed = 0.0
@@ -52,9 +52,9 @@ class _Clocks:
 
     def advance(self, seconds: float) -> None:
         """Move the clocks ahead, in all modules that are imported by now."""
-        self._ahead += seconds
+        self.ahead += seconds
         self.passed += seconds
-        ahead = _Time(lambda: time.time() + self._ahead)
+        ahead = _Time(lambda: time.time() + self.ahead)
         for name, module in list(sys.modules.items()):
             if name.split(".")[0] not in _TRAVEL or name == __name__:
                 continue
@@ -67,12 +67,9 @@ class _Clocks:
     def _monotonic(self) -> float:
         return clock() + self.passed
 
-    def go_back(self, seconds: float) -> None:
-        self._ahead -= seconds
-
     def restore(self) -> None:
         """Give all modules their wall clock again."""
-        self._ahead = 0.0
+        self.ahead = 0.0
         while self._replaced:
             module, original = self._replaced.pop()
             module.time = original  # type: ignore[attr-defined]
@@ -138,7 +135,7 @@ class Travel:
         if is_last:
             _clocks.restore()
         elif travelled:
-            _clocks.go_back(travelled)
+            _clocks.ahead -= travelled
             for lease in _kept():
                 _prolong(lease, -travelled)
 
