@@ -300,9 +300,7 @@ def read_locks(server: Server, locks: Sequence[LockKeys], task: str) -> list[lis
 
 
 def _held(server: Server, locks: Iterable[LockKeys]) -> Iterator[Found]:
-    """Who has these locks, however many slots they have, up to those that are given. Few have more
-    than one, and nothing tells how many: so this asks first in which part any is taken.
-    """
+    """Who has these locks, of however many slots: asks first in which part any is taken."""
     for batch in in_batches(locks, AT_ONCE):
         parts = [(keys, keys.slots[first:end]) for keys in batch for first, end in PARTS]
         counts = server.replies([("EXISTS", *slots) for _, slots in parts], errors=True)

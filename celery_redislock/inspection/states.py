@@ -1,6 +1,4 @@
-"""The states of a lock, and of a run without one: the words that commands, page, `doctor`, metrics,
-alerts and admin have in common. Only this module decides in which state a lock is.
-"""
+"""The states of a lock, in words that all have in common; only this module decides them."""
 
 from __future__ import annotations
 

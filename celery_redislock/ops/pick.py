@@ -20,10 +20,7 @@ from .table import SHORT, digest_of, some, telling_of, who
 
 
 def pick(app: Any, meant: Target) -> Target:
-    """The lock that has this name; or else the only lock that `list` shows with this text: as its
-    label, its key without the task, the task's id, or the first eight or more characters of that or
-    of the digest.
-    """
+    """The lock that has this name; or else the only lock that `list` shows as this text."""
     text = meant.keys.name
     if text in app.tasks or lock(app, text):
         return meant

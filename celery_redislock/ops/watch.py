@@ -147,9 +147,7 @@ class Watch:
     # -- drawing ------------------------------------------------------------------------------
 
     def picture(self, rows: int | None = None) -> list[StyledLine]:
-        """The lines: those that stay, those that scroll, and what the keys do. Of those that scroll
-        only as many as fit so many rows; all, and no keys, if this is None.
-        """
+        """The lines to draw; with `rows` as many as fit, and what the keys do."""
         head, body = [("", line) for line in self._head()], self._body()
         if not self._open:
             table, *body = body

@@ -135,10 +135,7 @@ class InThreads(AsyncServer):
         """Do nothing: the connections are the server's."""
 
     async def in_turn(self, key: str, ask: Callable[[], T], undo: Undo = None) -> T:
-        """Call this, which asks the server once, in a thread, one of few at a time. In an outage
-        each of those who wait would find out for itself, one after another: so one failure is that
-        of all.
-        """
+        """Call this, which asks once, in a thread; a failure is that of all who wait behind it."""
         try:
             await self._line.enter()
         except LockUnavailable as exc:

@@ -1,8 +1,4 @@
-"""The driver of a Redis Cluster: finds the node that has a key's hash slot, and asks it.
-
-All keys of a lock are in one slot. redis-py's own cluster client tries eleven times, which is too
-long for a lock: we use only its hash function.
-"""
+"""The driver of a Redis Cluster; redis-py's own tries eleven times, too long for a lock."""
 
 from __future__ import annotations
 
@@ -189,9 +185,7 @@ class Cluster(Server):
         return redirects + 1
 
     def _by_node(self, slots: SlotMap, keys: Sequence[str]) -> list[tuple[Host | None, list[int]]]:
-        """For each node the indexes of its keys; those without a key go to any of these nodes. A
-        node that did not answer last time comes last: it must not delay the others.
-        """
+        """The indexes of each node's keys; a node that did not answer last time comes last."""
         anywhere = next(filter(None, keys), None)
         default = (slots.owner_of(anywhere) if anywhere else None) or slots.any_primary()
         own: dict[Host | None, list[int]] = {}

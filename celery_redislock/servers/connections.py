@@ -1,8 +1,4 @@
-"""Connections to a lock server. `urls` reads where it is.
-
-redis-py's defaults (several seconds, many tries) do not fit: a lock's operations must fail fast.
-So timeouts come from the lock's ttl, and the caller decides whether to try again.
-"""
+"""Connections that fail fast, unlike redis-py's own: their timeouts come from a lock's ttl."""
 
 from __future__ import annotations
 
@@ -212,9 +208,7 @@ _all_connections: Final[weakref.WeakSet[Connections]] = weakref.WeakSet()
 
 
 def _begin_again() -> None:
-    """In a forked child: replace the connections, which are the parent's, and the pools: redis-py
-    8.1 takes an inherited pool's mutex, which a thread of the parent may have held at the fork.
-    """
+    """In a forked child: begin anew, since what it has inherited is its parent's, mutexes too."""
     for connections in list(_all_connections):
         connections._begin()
 
@@ -229,9 +223,7 @@ _WANTS_COMMAND: Final = (
 
 
 def pack(arguments: Sequence[str | int | bytes], head: bool = True) -> bytes:
-    """A command as it is sent; without `head`, which counts the words, a part of one. Half of a
-    surrogate pair, which JSON may carry in a task's id, is escaped: UTF-8 cannot encode it.
-    """
+    """A command, or without `head` a part of one, as sent; half surrogate pairs are escaped."""
     if pack_command is not None:
         try:
             packed: bytes = pack_command(tuple(arguments))

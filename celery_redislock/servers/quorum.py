@@ -1,9 +1,5 @@
-"""The driver of a quorum of independent Redis servers: the algorithm that Redis's documents call
-Redlock, https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/
-
-A call goes to all servers, and what most of them say counts, see `protocol.majority`. Unlike
-Redlock it has a fence: the highest of the majority, which is written back to a majority before the
-lock counts as taken.
+"""The driver of a quorum of independent Redis servers: what Redis's documents call Redlock,
+https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/, and a fence.
 """
 
 from __future__ import annotations

@@ -102,10 +102,7 @@ class ServerWatch:
     def _ask_for_mark(
         self,
     ) -> Generator[tuple[bytes, int, float], list[Any], tuple[bool | None, str | None]]:
-        """Ask for the mark that we left on the server, and leave one if there is none. Says whether
-        it is the server that we met before, None if that cannot be told; and the mark that it has
-        now.
-        """
+        """Whether it is the server that has our mark, None if nobody can tell; and its mark now."""
         known, is_same = self._mark, None
         if known is not None:
             (reply,) = yield packed_mark(known, is_known=True), 1, 0.0

@@ -1,8 +1,4 @@
-"""What every lock server does, be it one Redis server or several: carries calls and queries, and
-tries again within bounds.
-
-Raises every failure as `LockUnavailable`: an outage must not look like a busy lock or a lost one.
-"""
+"""What every lock server does; an outage is `LockUnavailable`, never a busy or lost lock."""
 
 from __future__ import annotations
 
@@ -124,9 +120,7 @@ class Server(ABC):
         return [list(keys)]
 
     def joint(self, keys: Sequence[str]) -> list[list[str]]:
-        """These keys, of many hash slots, in groups of which one command may name all. A node
-        of a cluster, which may be reached by itself, refuses a command with keys of two slots.
-        """
+        """These keys in groups of which one command may name all: in a cluster each by itself."""
         (reply,) = self.replies([("EXISTS", keys[0], keys[-1])], errors=True)
         return [list(keys)] if isinstance(reply, int) else [[key] for key in keys]
 

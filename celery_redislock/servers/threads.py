@@ -33,9 +33,7 @@ async def in_thread(ask: Callable[[], T]) -> T:
 
 
 class _Threads:
-    """At most so many threads: a caller that waits for one waits for all that hang. The interpreter
-    waits for them when it exits.
-    """
+    """At most so many threads; the interpreter waits for them when it exits."""
 
     def __init__(self, most: int) -> None:
         self._most = most

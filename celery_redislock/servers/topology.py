@@ -129,9 +129,7 @@ class Topology:
         raise LockUnavailable(key, None, failure.reason) from failure.__cause__
 
     def _hold_off(self, before: SlotMap, after: SlotMap) -> None:
-        """Hold off new locks in slots whose former node is gone: their locks may be lost with it. A
-        hold-off that is still on moves with its slots.
-        """
+        """Hold off new locks in slots whose node is gone; a hold-off moves with its slots."""
         for host, former in after.taken_over(before).items():
             watch = self.node(host).watch
             for each in former:

@@ -105,10 +105,7 @@ class MemoryServer(Node):
         connection.on_connect()
 
     def block(self, call: Call[_T], wake: str, seconds: float) -> _T:
-        """See `Server.block`. Redis gives what wakes a waiter to one that is blocked, at once. Here
-        another release may come before that waiter's thread, and take it away: so a waiter asks
-        again sooner.
-        """
+        """See `Server.block`. A waiter asks again soon: another release may take what wakes it."""
         line, me, failure = self._lines.setdefault(wake, []), object(), None
         line.append(me)
         try:

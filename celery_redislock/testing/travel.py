@@ -94,9 +94,7 @@ def _on_publish(headers: Any = None, **kwargs: Any) -> None:
 
 @signals.task_received.connect
 def _on_received(sender: Any, request: Any, **kwargs: Any) -> None:
-    """Shorten a message's countdown by the time that passed while it was on its way. Once for all
-    memories: a message may come to a worker that was started within an outer one.
-    """
+    """Shorten a countdown by what passed on the message's way, once for all memories."""
     bring_forward(request, _clocks.passed - request.request_dict.get(_PASSED, 0.0))
     _timers.add(sender.timer)
 
