@@ -27,12 +27,9 @@ JOINING: Final = 60.0
 
 
 class ServerWatch:
-    """Notices that another server answers than the one that we talked to before.
-
-    A server that came back empty, or a promoted replica, has forgotten locks that are held. Their
-    holders take them again within ttl / 3. Until then nobody may take a new lock: a client-side
-    form of the delayed restart in
-    https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/
+    """Notices that another server answers than before, which has forgotten locks. Their holders
+    take them again within ttl / 3. Until then nobody may take a new one: a client-side form of the
+    delayed restart in https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/
     """
 
     def __init__(self, in_cluster: bool = False) -> None:

@@ -18,21 +18,10 @@ from .connections import PoolFactory, fit, sentinel_of, unused
 
 #: Transport options that a user may set, beside `master_name` and `sentinel_kwargs`.
 CONNECTION_OPTIONS: Final = (
-    "client_name",
-    "credential_provider",
-    "db",
-    "password",
-    "socket_keepalive",
-    "socket_keepalive_options",
-    "ssl_ca_certs",
-    "ssl_ca_data",
-    "ssl_ca_path",
-    "ssl_cert_reqs",
-    "ssl_certfile",
-    "ssl_check_hostname",
-    "ssl_keyfile",
-    "ssl_password",
-    "username",
+    *("client_name", "credential_provider", "db", "password", "socket_keepalive"),
+    *("socket_keepalive_options", "ssl_ca_certs", "ssl_ca_data", "ssl_ca_path"),
+    *("ssl_cert_reqs", "ssl_certfile", "ssl_check_hostname"),
+    *("ssl_keyfile", "ssl_password", "username"),
 )
 TRANSPORT_OPTIONS: Final = (*CONNECTION_OPTIONS, "master_name", "sentinel_kwargs")
 #: What a URL's query cannot say: it is no text.
@@ -202,11 +191,8 @@ def _for_redis_py(url: str) -> str:
 
 
 def _kept(query: str) -> tuple[list[tuple[str, str]], bool | None]:
-    """The options for connecting in a URL's query, and whether it asks for TLS; None if it does not
-    say.
-
-    In redis-py a URL's options win over arguments, and this may be the result backend's URL, with
-    timeouts that suit results: those are left out.
+    """The options for connecting in a URL's query, and whether it asks for TLS, or None. Timeouts
+    are left out: this may be the result backend's URL, and in redis-py they win over arguments.
     """
     pairs, tls = [], None
     for name, value in parse_qsl(query, keep_blank_values=True):

@@ -154,11 +154,8 @@ class Wire:
         await connection.connect()
 
     async def hold(self, talk: Talk[T], timeout: float) -> T:
-        """Hold an exchange, whose every answer must come within so many seconds, and return its
-        result.
-
-        redis-py's own timeout would cancel the read also if the loop stood still meanwhile, and the
-        reply is there. Ours then waits once more.
+        """The result of an exchange whose every answer must come within so many seconds. redis-py's
+        own timeout would cancel the read also if only the loop stood still: ours waits once more.
         """
         connection = self.connection
         try:

@@ -1,7 +1,4 @@
-"""Looks at the lock server while anybody asks, and tells each viewer what changed since it asked.
-
-Everything here runs in the web server's event loop; only the looks run in threads.
-"""
+"""Looks at the lock server, in threads, while anybody asks, and tells each viewer what changed."""
 
 from __future__ import annotations
 

@@ -42,9 +42,7 @@ with_force = click.option("-f", "--force", is_flag=True, help="Do not ask first.
 @with_filters
 @click.option("--all", "all_", is_flag=True, help="All locks, or all that the named TASK holds.")
 @click.option(
-    "--drop-waiting",
-    is_flag=True,
-    help="Also drop the tasks that wait: they end as skipped.",
+    "--drop-waiting", is_flag=True, help="Also drop the tasks that wait: they end as skipped."
 )
 @with_force
 @with_json

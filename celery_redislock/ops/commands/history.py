@@ -92,11 +92,7 @@ def history(
 
 
 def _found(
-    app: Any,
-    naming: Naming,
-    since: float | None,
-    ended: tuple[str, ...],
-    most: int | None,
+    app: Any, naming: Naming, since: float | None, ended: tuple[str, ...], most: int | None
 ) -> tuple[list[PastRun], bool]:
     """The runs that the user means, and whether all are runs of one lock. Where all must be read to
     find these, it is all of them, else one more than `most` at most.
