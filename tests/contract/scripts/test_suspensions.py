@@ -116,18 +116,6 @@ def test_set_again_it_has_a_new_end_and_what_waits_is_looked_at(room: Room, seco
     assert room.ask("second").remaining == pytest.approx(seconds, abs=1)
 
 
-def test_what_is_resumed_is_due_now(room: Room) -> None:
-    suspend(room)
-    room.park("first", "second")
-    ended = resume(room)
-    assert ended is not None
-    assert ended.why == "migration"
-    assert room.due_in < 1
-    room.published(room.look(), "first")
-    assert resume(room) is None
-    assert not room.client.exists(room.keys.suspended)
-
-
 @pytest.mark.parametrize("is_task", [True, False])
 def test_what_waited_is_due_when_it_is_resumed_after_the_list_was_lost(room, is_task) -> None:
     target = (TASK, None) if is_task else (None, room.label)
