@@ -108,6 +108,11 @@ def test_delay_and_signatures_come_here_and_a_name_alone_does_not(app, tasks, la
         app.conf.task_default_queue = "celery"
 
 
+def test_arguments_that_do_not_fit_are_refused_as_celery_does(tasks, client, label):
+    with pytest.raises(TypeError, match="label"):
+        tasks.send("unique")
+
+
 def test_a_broker_that_is_away_leaves_no_lock(conf, label):
     app = make_sender(
         conf, broker_url=f"redis://127.0.0.1:{free_port()}/0", task_publish_retry=False

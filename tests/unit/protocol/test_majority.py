@@ -14,6 +14,7 @@ from celery_redislock.protocol.claims import (
     Claim,
     Extended,
     Extension,
+    Settled,
 )
 from celery_redislock.protocol.holders import Holder
 from celery_redislock.protocol.keys import lock_keys
@@ -67,6 +68,21 @@ def test_only_what_was_taken_again_may_be_what_was_given_back(reply) -> None:
 )
 def test_an_extension_is_what_a_majority_says(answers, expected) -> None:
     assert majority.extended(answers, 2) == expected
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ((True, False, True), True),
+        ((True, False), False),
+        ((Settled(True), Settled(False), Settled(True)), Settled(True)),
+        ((Settled(True), Settled(False)), Settled(False)),
+        ((None, Holder(task="x"), None), Holder(task="x")),
+        ((None, None), None),
+    ],
+)
+def test_what_is_counted(answers, expected) -> None:
+    assert majority.counted(answers, 2) == expected
 
 
 def test_the_same_holder_is_one_with_another_time_and_fence() -> None:
