@@ -89,15 +89,6 @@ def test_a_delay_grows_by_its_backoff_up_to_its_max_delay(policy, countdowns) ->
     assert {each: policy.countdown(each) for each in countdowns} == countdowns
 
 
-def test_a_policy_of_ones_own_ends_the_conflict_with_a_verb() -> None:
-    class DeferOnce(Policy):
-        def act(self, conflict: Any) -> Any:
-            return conflict.fail() if conflict.deferrals else conflict.defer(conflict.remaining)
-
-    assert DeferOnce().act(conflict()) == ToDefer(30.0)
-    assert DeferOnce().act(conflict(deferrals=1)) == ToFail()
-
-
 def test_a_policy_without_an_act_cannot_be_made() -> None:
     class Nothing(Policy):
         """Forgot it."""
