@@ -1,10 +1,10 @@
-"""A process that has imported Celery, and forks a `celery` command whenever it is asked.
+"""A process that has imported what many programs need, and forks one of them whenever it is asked.
 
-Importing takes most of a worker's start, and the suite starts workers by the hundred. Here that is
-done once for each process of pytest's. What is forked reads its command line, runs and exits as
-`python -m celery` does; it finds nothing of celery_redislock imported. Pools of greenlets patch
-what Celery imports as its first step, and another PYTHONPATH may hide a package: what has either is
-started as anybody starts it.
+Importing takes most of their start, and the suite starts them by the hundred. Here that is done
+once for each process of pytest's. What is forked runs and exits as `python` with these arguments
+does. A worker finds nothing of celery_redislock imported. Pools of greenlets patch what Celery
+imports as its first step, and another PYTHONPATH may hide a package: what has either is started as
+anybody starts it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import gc
 import importlib
 import json
 import os
+import runpy
 import select
 import signal
 import socket
@@ -23,32 +24,34 @@ import sys
 import tempfile
 import threading
 import time
+import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-#: Not `celery.worker.consumer`: it takes over what an app may patch before it is imported.
-IMPORTED = (
+#: Of workers. Not `celery.worker.consumer`: it takes over what an app may patch before it is
+#: imported.
+WORKERS = (
     *("celery.apps.beat", "celery.apps.worker", "celery.backends.redis", "celery.bin.amqp"),
     *("celery.bin.beat", "celery.bin.worker", "click_plugins", "click_repl", "celery.app.control"),
     *("celery.concurrency.prefork", "celery.concurrency.solo", "celery.concurrency.thread"),
     *("celery.fixups.django", "celery.worker.components", "celery.worker.strategy"),
     *("kombu.transport.pyamqp", "kombu.transport.redis", "redis.sentinel"),
 )
-#: Where it is set, each worker would compile anew what it imports: most of its start.
+#: Where it is set, each would compile anew what it imports: most of its start.
 NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
 #: Where Python looked for modules when this process began, apart from its own places.
 IMPORTED_FROM = os.environ.get("PYTHONPATH")
 
 
 def suits(arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Whether such a command may be forked from what this process has imported."""
+    """Whether such a worker may be forked from what this process has imported."""
     path = environment.get("PYTHONPATH") == IMPORTED_FROM
     return path and {"gevent", "eventlet"}.isdisjoint(arguments)
 
 
 class Forked:
-    """A forked command, with the members of `subprocess.Popen` that its callers use."""
+    """A forked program, with the members of `subprocess.Popen` that its callers use."""
 
     def __init__(self, template: Template, pid: int) -> None:
         self._template = template
@@ -66,7 +69,7 @@ class Forked:
         while (code := self.poll()) is None:
             left = end - time.monotonic()
             if left <= 0:
-                raise subprocess.TimeoutExpired("celery", timeout)
+                raise subprocess.TimeoutExpired("python", timeout)
             self._await_exit(left)
         return code
 
@@ -81,16 +84,20 @@ class Forked:
 
 
 class Template:
-    """The process that forks, as its client sees it. Threads may share it."""
+    """The process that forks, as its client sees it. Threads may share it.
 
-    def __init__(self) -> None:
+    Args:
+        modules: what it has imported.
+    """
+
+    def __init__(self, modules: Sequence[str] = WORKERS) -> None:
         ours, theirs = socket.socketpair()
         self._lock = threading.Lock()
         self._file = ours.makefile("rw")
         ours.close()
         with theirs:
             self._popen = subprocess.Popen(
-                [sys.executable, "-u", "-m", __name__, str(theirs.fileno())],
+                [sys.executable, "-u", "-m", __name__, str(theirs.fileno()), *modules],
                 cwd=Path(__file__).parents[2],
                 env={name: value for name, value in os.environ.items() if name != NO_BYTECODE},
                 pass_fds=[theirs.fileno()],
@@ -104,9 +111,14 @@ class Template:
             self._file.flush()
             return json.loads(self._file.readline())
 
-    def start(self, *arguments: str, environment: dict[str, str], log: Path) -> Forked:
-        """Fork `celery` with these arguments, in a session of its own."""
-        pid = self.ask(arguments=arguments, environment=environment, log=str(log))
+    def start(
+        self, *arguments: str, environment: Mapping[str, str], out: Path, err: Path
+    ) -> Forked:
+        """Fork `python` with these arguments (`-m MODULE`, `-c TEXT` or a file, and its own), in a
+        session of its own.
+        """
+        outputs = [str(out), str(err)]
+        pid = self.ask(arguments=arguments, environment={**environment}, outputs=outputs)
         return Forked(self, pid)
 
     def close(self) -> None:
@@ -137,30 +149,42 @@ def serve(requests: Any) -> dict[str, Any] | None:
 
 
 def become(request: dict[str, Any]) -> None:
-    """Be the process that was asked for: its environment, its log, its command line."""
-    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    for stream in (1, 2):
+    """Be the program that was asked for, and run it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for stream, path in enumerate(request["outputs"], 1):
+        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(log, stream)
-    os.close(log)
+        os.close(log)
     os.close(request["fd"])
     faulthandler.register(signal.SIGUSR2, all_threads=True)  # `Process.end_cold` asks for stacks
     os.environ.clear()
     os.environ.update(request["environment"])
     tempfile.tempdir = None
-    sys.argv = [str(Path(sys.argv[0]).with_name("celery")), *request["arguments"]]
+    if (path := os.environ.get("PYTHONPATH")) != IMPORTED_FROM:
+        sys.path[1:1] = (path or "").split(os.pathsep)
+    kind, *arguments = request["arguments"]
+    sys.argv = [kind, *arguments]
+    if kind == "-m":
+        sys.argv = arguments
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    elif kind == "-c":
+        sys.argv = ["-c", *arguments[1:]]
+        sys.modules["__main__"] = module = types.ModuleType("__main__")
+        exec(compile(arguments[0], "<string>", "exec"), vars(module))
+    else:
+        sys.path[0] = str(Path(kind).parent)
+        runpy.run_path(kind, run_name="__main__")
 
 
 def main() -> None:
     with socket.socket(fileno=int(sys.argv[1])) as connection, connection.makefile("rw") as file:
-        for name in IMPORTED:
+        for name in sys.argv[2:]:
             importlib.import_module(name)
         gc.freeze()  # what is collected is written to, and so copied
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # pytest ends it
         request = serve(file)
     if request is not None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
         become(request)
-        importlib.import_module("celery.__main__").main()
 
 
 if __name__ == "__main__":

@@ -58,7 +58,8 @@ class Process:
             environment["PYTHONPATH"] = f"{package}{os.pathsep}{ROOT}"
         command = ("-A", app, *arguments)
         if suits(arguments, environment):
-            self.popen = template().start(*command, environment=environment, log=self.log_path)
+            log, command = self.log_path, ("-m", "celery", *command)
+            self.popen = template().start(*command, environment=environment, out=log, err=log)
         else:
             with self.log_path.open("wb") as log:
                 self.popen = subprocess.Popen(
