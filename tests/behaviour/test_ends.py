@@ -74,12 +74,8 @@ class Ran(NamedTuple):
         scene.hand_to("old")
         scene.runs(x)
         scene.let_go(x)
-        if scene.is_place:
-            scene.over(x, scene.ended(x))
+        scene.over(x, scene.ended(x))
         self._comes_back(scene, x)
-        if not scene.is_place:
-            scene.ended(x)
-            scene.over(x, scene.last_end(x))
         if self.state:
             scene.ended(x, self.state)
 
@@ -112,22 +108,6 @@ def kept_for_the_retry_after(scene: Scene, signum: int) -> None:
     scene.ended(x, "SUCCESS")
     scene.follows(y, scene.last_end(x))
     assert scene.starts(x) == 2
-
-
-def retried_by_the_worker(scene: Kept) -> None:
-    if scene.is_place:
-        Killed(kill_child, "", {}, "lost")(scene)
-        return
-    x = scene.bring("lost", "stand")
-    scene.hand_to("old")
-    kill_child(scene, x, scene.runs(x).pid)
-    eventually(lambda: scene.held_for_retry(x), "the lock is kept for the retry")
-    assert scene.send("reserved_lost").id == x.id
-    eventually(lambda: scene.starts(x) == 2, "it runs again")
-    assert scene.holds(x)
-    scene.let_go(x)
-    scene.ended(x, "SUCCESS")
-    scene.over(x, scene.last_end(x))
 
 
 @contextlib.contextmanager
@@ -235,21 +215,17 @@ class Killed(NamedTuple):
         else:
             eventually(lambda: not is_running(pid), "it is dead")
             at = time.monotonic()
-        if scene.is_place:
-            scene.over(x, at, self.within)
-            assert scene.other is not None
-            began = scene.started(scene.other).at
-            # SIGTERM, which comes before SIGKILL, is an exception in the body.
-            unwound = any(end.at <= began for end in scene.entries("end", x))
-            assert unwound or not is_running(pid)
+        scene.over(x, at, self.within)
+        assert scene.other is not None
+        began = scene.started(scene.other).at
+        # SIGTERM, which comes before SIGKILL, is an exception in the body.
+        unwound = any(end.at <= began for end in scene.entries("end", x))
+        assert unwound or not is_running(pid)
         if not self.state:
             eventually(lambda: scene.starts(x) >= 2, "it runs again")
             scene.let_go(x)
             # A state that is final may have been stored already, before it came back.
             eventually(lambda: scene.app.AsyncResult(x.id).state == "SUCCESS", "it has run")
-            at = scene.last_end(x)
-        if not scene.is_place:
-            scene.over(x, at)
 
 
 def terminate(scene: Scene, x: Any, pid: int) -> None:
@@ -282,7 +258,7 @@ def lose_connection(scene: Scene, x: Any, pid: int) -> None:
 
 CONNECTION_LOST = ("comes back", "broker connection lost, and its run cancelled")
 RETRIED = ("comes back", "child died, `retry_on_worker_lost`")
-#: How each row is brought about, for a place in the room and for a reservation.
+#: How each row is brought about.
 ACTS: dict[tuple[str, str], Callable[[Kept], None]] = {
     ("ran", "ignored"): Ran("stand, ignore", ""),
     ("ran", "raised, and is not acknowledged for that"): Ran(
@@ -303,7 +279,7 @@ ACTS: dict[tuple[str, str], Callable[[Kept], None]] = {
     ("comes back", "time limit, `acks_on_failure_or_timeout=False`"): Killed(
         wait_for_time_limit, "", {"time_limit": 1}, "not_acked", within=AFTER_TIME_LIMIT
     ),
-    RETRIED: retried_by_the_worker,
+    RETRIED: Killed(kill_child, "", {}, "lost"),
     CONNECTION_LOST: Killed(lose_connection, "", {}, "late", "cut"),
     ("runs without its lock", "no lock in this release"): Elsewhere("unlocked", "new"),
     ("runs without its lock", "locked only until it starts"): Elsewhere("until_it_starts", "new"),
@@ -373,7 +349,11 @@ def test_what_has_a_place_and_ends_so_lets_the_next_one_start(stage, act):
     play(stage, Placed, act).nothing_left()
 
 
-@rows_of(ACTS)
+#: Once a run has the lock, what was reserved is its lock.
+BEFORE_IT_RUNS = {key: act for key, act in ACTS.items() if not isinstance(act, Ran | Killed)}
+
+
+@rows_of(BEFORE_IT_RUNS)
 def test_what_is_reserved_and_ends_so_leaves_no_reservation(stage, act):
     play(stage, Reserved, act)
 

@@ -162,40 +162,24 @@ def test_a_dead_childs_lock_is_recovered_and_the_task_shown_as_failed(monitor, s
     monitor.shows(first, "FAILURE")
 
 
-@pytest.fixture(scope="module")
-def queues(start_module_worker):
-    """The queues of workers with other pools, and of ours."""
-    for pool in ("threads", "gevent"):
-        start_module_worker("-E", queues=f"{QUEUE}-{pool}", pool=pool, concurrency=4)
-    return {"prefork": QUEUE, "threads": f"{QUEUE}-threads", "gevent": f"{QUEUE}-gevent"}
-
-
 @pytest.mark.parametrize("pool", ["threads", "gevent"])
-def test_other_pools_send_them_too(monitor, queues, sender, journal, label, pool):
-    sender.send_task("skip", [label, 2.0], queue=queues[pool])
+def test_other_pools_send_them_too(monitor, start_worker, queue, sender, journal, label, pool):
+    start_worker("-E", queues=queue, pool=pool, concurrency=4)
+    sender.send_task("skip", [label, 2.0], queue=queue)
     eventually(lambda: journal.read(label, "start"), "it runs")
-    second = sender.send_task("skip", [label], queue=queues[pool])
+    second = sender.send_task("skip", [label], queue=queue)
     monitor.await_kind(second, "task-lock-skipped")
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_a_task_that_sends_no_events_switches_off_only_its_own(
-    monitor, queues, sender, journal, locks_of, client, label, pool
-):
-    queue = queues[pool]
-    name = "long_ttl" if pool == "prefork" else "watches_lock"
-    first = sender.send_task(name, [label, 60.0], queue=queue)
+def test_a_task_that_sends_no_events_switches_off_only_its_own(monitor, send, journal, label):
+    first = send("long_ttl", label, 60.0)
     (entry,) = eventually(lambda: journal.read(label, "start"), "it runs")
-    holder = sender.send_task("quiet", [f"{label}-quiet", 2.0], queue=queue)
+    holder = send("quiet", f"{label}-quiet", 2.0)
     eventually(lambda: journal.read(f"{label}-quiet", "start"), "the other one runs")
-    second = sender.send_task("quiet", [f"{label}-quiet"], queue=queue)
+    second = send("quiet", f"{label}-quiet")
     assert second.get(timeout=20, propagate=False) is not None
 
-    if pool == "prefork":
-        os.kill(entry.pid, signal.SIGKILL)
-        monitor.await_kind(first, "task-lock-recovered")
-    else:
-        client.set(*locks_of(first.id), "another's", px=3000)
-        monitor.await_kind(first, "task-lock-lost")
+    os.kill(entry.pid, signal.SIGKILL)
+    monitor.await_kind(first, "task-lock-recovered")
     kinds = [kind for each in (holder, second) for kind in monitor.kinds(each)]
     assert not [kind for kind in kinds if kind.startswith("task-lock")]

@@ -75,19 +75,10 @@ def test_a_fleet_whose_tasks_always_wait_leaves_another_fleet_its_turns(
     assert journal.overlaps(label) == []
 
 
-def key_prefixed(prefix):
-    """The settings of a project whose keys in the one broker begin so."""
-    options = {"global_keyprefix": prefix}
-    return {"redislock_prefix": "redislock", "broker_transport_options": options}
-
-
-@pytest.fixture(params=["another broker", "another key prefix"])
-def brokers(request, own_redis, lock_conf):
+@pytest.fixture
+def brokers(own_redis, lock_conf):
     """The settings of two apps that share the names of app, tasks and queue, and the locks."""
-    if request.param == "another broker":
-        ours, theirs = ({"broker_url": f"{own_redis.url}/{db}"} for db in (1, 2))
-    else:
-        ours, theirs = key_prefixed("production:"), key_prefixed("staging:")
+    ours, theirs = ({"broker_url": f"{own_redis.url}/{db}"} for db in (1, 2))
     return {**lock_conf, **ours}, {**lock_conf, **theirs}
 
 

@@ -170,18 +170,6 @@ def test_what_waits_stays_in_its_senders_trace(tools, journal, label, name, outc
     assert {row["trace"] for row in tools.told(holder.id, "run", "transaction")} == {traces[0]}
 
 
-def test_what_was_sent_without_a_trace_gets_none_from_its_holder(tools, journal, label):
-    trace = uuid.uuid4().hex
-    holder = tools.send("skips", label, "stand", trace)
-    eventually(lambda: starts(journal, label, holder.id), "it holds")
-    result = tools.send("queues", label)
-    eventually(lambda: f"[{result.id}] queued" in tools.worker.log(), "it waits")
-    journal.let_go(holder.id)
-    result.get(timeout=20)
-    tools.ends(result.id)
-    assert trace not in {row["trace"] for row in tools.told(result.id, "run", "transaction")}
-
-
 @pytest.mark.parametrize(
     ("name", "ends"),
     [

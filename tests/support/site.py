@@ -86,13 +86,11 @@ class Site:
         return self.http.post(f"/api/locks/{what}", headers=given, content=content)
 
 
-def messages(site: Site, accept_encoding: str = "gzip") -> Iterator[dict[str, Any]]:
+def messages(site: Site) -> Iterator[dict[str, Any]]:
     """What a viewer is told, one change after another; of each, what its answer says beside it."""
     number = 0
     while True:
-        answer = site.http.get(
-            "/api/changes", params={"since": number}, headers={"accept-encoding": accept_encoding}
-        )
+        answer = site.http.get("/api/changes", params={"since": number})
         assert answer.status_code == 200
         told = answer.json()
         number, changes = told["number"], told.pop("changes")
