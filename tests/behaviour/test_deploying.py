@@ -40,7 +40,7 @@ def test_a_term_to_a_pool_process_ends_its_body_and_only_a_rejected_message_come
     worker, send, journal, label, locks_of, name, runs
 ):
     """As systemd's KillMode=control-group sends it."""
-    result = send(name, label, 3.0)
+    result = send(name, label, 1.5)
     pid = holds(journal, locks_of, result, label)
     (key,) = locks_of(result.id)
     os.kill(pid, signal.SIGTERM)
@@ -57,12 +57,12 @@ def test_a_term_to_a_pool_process_ends_its_body_and_only_a_rejected_message_come
 def test_a_soft_shutdown_waits_and_then_frees_the_lock_and_gives_the_message_back(
     start_worker, sender, queue, journal, label, locks_of
 ):
-    soft = {"worker_soft_shutdown_timeout": 2}
+    soft = {"worker_soft_shutdown_timeout": 1.5}
     worker = start_worker(queues=queue, concurrency=1, conf=soft)
-    result = sender.send_task("late_hour", [label, 6.0], queue=queue)
+    result = sender.send_task("late_hour", [label, 4.0], queue=queue)
     holds(journal, locks_of, result, label)
     worker.signal(signal.SIGQUIT)
-    never(lambda: not locks_of(result.id), "it was ended at once", 1)
+    never(lambda: not locks_of(result.id), "it was ended at once", 0.7)
     worker.wait(30)
     assert not locks_of(result.id)
     start_worker(queues=queue, concurrency=1)

@@ -141,10 +141,10 @@ def test_a_killed_worker_frees_the_lock_within_the_ttl(
     start_worker, sender, queue, journal, label, client, locks_of
 ):
     worker = start_worker(queues=queue, concurrency=1)
-    result = sender.send_task("skip", [label, 60.0], queue=queue)
+    result = sender.send_task("watches_lock", [label, 60.0], queue=queue)
     entry = start_of(journal, label)
-    worker.signal(signal.SIGKILL)
     (key,) = locks_of(result.id)
-    assert 0 < client.pttl(key) <= 6000
+    worker.signal(signal.SIGKILL)
+    assert client.pttl(key) <= 2000
     eventually(lambda: not is_running(entry.pid), "its children died with it")
     eventually(lambda: not locks_of(result.id), "the lock lapsed")
