@@ -10,7 +10,6 @@ from celery import Celery
 from celery.local import Proxy
 
 from celery_redislock import ConfigError, LockConflict, RedisLock, SingletonTask
-from celery_redislock.testing import assert_locked, hold_lock, memory_locks
 from tests.support.looking import run
 
 
@@ -100,17 +99,6 @@ def test_a_lock_of_an_app_without_locks_for_its_tasks_is_taken_all_the_same(make
         assert task.apply((5,)).get() == "ran"
 
 
-def test_in_tests_a_lock_of_an_app_is_in_memory(make_app) -> None:
-    app = make_app(redislock_url=None)
-    app.finalize()
-    with memory_locks():
-        lock = RedisLock(app, "account:5", timeout=0)
-        with hold_lock(lock), pytest.raises(LockConflict):
-            lock.__enter__()
-        with lock:
-            assert_locked(lock)
-
-
 def test_transport_options_are_for_a_url_only(make_app, client) -> None:
     for source in (make_app(), client):
         with pytest.raises(ConfigError, match="transport_options are not accepted beside"):
@@ -139,9 +127,3 @@ def test_a_label_is_cut_and_in_one_line(make_app) -> None:
         label = lock.holder().label
         assert label.startswith("api:\\n\\ud800xxx")
         assert len(label) == 100
-
-
-@pytest.mark.parametrize("label", ["", 5, b"api"])
-def test_a_label_that_is_no_text_is_refused(label) -> None:
-    with pytest.raises(ConfigError, match="RedisLock: label="):
-        RedisLock("redis://127.0.0.1:1", "account:5", label=label)

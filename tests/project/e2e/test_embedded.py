@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 from celery.contrib import pytest as celery_fixtures
 
 from celery_redislock import SingletonTask, TaskSkipped, Wait
 from tests.support.waiting import eventually
-from tests.support.workers import ROOT
 
 
 @pytest.fixture(scope="session")
@@ -75,22 +70,3 @@ def test_the_embedded_worker_wakes_who_waits(waiting, celery_worker, client):
     eventually(lambda: client.keys("redislock:*:waiters:in_users_tests.wait.*"), "it waits")
     waiting.break_lock()
     assert result.get(timeout=20) == "ran"
-
-
-def test_a_worker_for_the_whole_session_takes_locks(redis_server):
-    """In a session of its own: its app is the default one until the session ends."""
-    plugins = ("celery.contrib.pytest", "celery_redislock_pytest", "no:celery", "no:cacheprovider")
-    options = [word for plugin in plugins for word in ("-p", plugin)]
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "-q", "-o", "addopts=", "--noconftest", *options),
-            "tests/project/e2e/session_worker.py",
-        ],
-        cwd=ROOT,
-        env={**os.environ, "REDIS_URL": redis_server.url, "PYTEST_ADDOPTS": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "4 passed" in done.stdout
