@@ -64,14 +64,11 @@ class Verdict:
         outcomes: how many messages ended how.
         bodies: how many runs there were.
         overlaps: pairs that were inside at a time while both had the lock, unavoidably.
-        losers: bodies that were still inside, after their right had ended, as another one began.
         vanished: messages that were lost as they may be with Celery alone.
         lost_by_transport: messages that the broker's transport lost.
         lost_by_us: messages that nobody else can have lost. Each is also a violation.
-        crashed: workers that Celery ended with an error when the broker's connection broke.
         again: attempts that ran once more, as they may.
         told: seconds from a loss until the loser was told; its process's stopped time excluded.
-        ignorant: losers that ended before they could have been told.
         parked: how often a task was put into a waiting room.
         forgotten: those that the lock server forgot while they waited there.
         freed_child, freed_worker: seconds from a death until the lock was free.
@@ -81,14 +78,11 @@ class Verdict:
     outcomes: Counter[str] = field(default_factory=Counter)
     bodies: int = 0
     overlaps: int = 0
-    losers: int = 0
     vanished: int = 0
     lost_by_transport: int = 0
     lost_by_us: int = 0
-    crashed: int = 0
     again: int = 0
     told: list[float] = field(default_factory=list)
-    ignorant: int = 0
     parked: int = 0
     forgotten: int = 0
     freed_child: list[float] = field(default_factory=list)
@@ -325,11 +319,9 @@ def _common(spans: Iterable[tuple[float, float]], begin: float, end: float) -> f
 
 def no_overlap(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
     """No two bodies of one key are inside at the same time while their lock is theirs."""
-    losers = set()
     for first, second in _pairs_inside(facts):
         both = _first_common(first, second)
         if both is None or _takes_over(first, second, facts.ttl):
-            losers.add(first.start.run)
             continue
         if facts.overlap_allowed(both):
             verdict.overlaps += 1
@@ -339,7 +331,6 @@ def no_overlap(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
             f"two bodies of {first.start.key} were inside at {both:.4f}, and each had the lock",
             (first.start, second.start, *filter(None, (first.end, second.end))),
         )
-    verdict.losers = len(losers)
 
 
 def _takes_over(first: Body, retry: Body, ttl: float) -> bool:
@@ -592,8 +583,6 @@ def _told_in_time(
     if body.lost:
         verdict.told.append(max(took, 0.0))
     in_time = took - facts.late(lost_at, known_at) <= bound + NOISE
-    if in_time and not body.lost:
-        verdict.ignorant += 1
     if not in_time:
         said = "was told only" if body.lost else "ended, without having been told,"
         yield Violation(
@@ -651,9 +640,7 @@ def workers_live(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
     """No worker ends that nobody has ended."""
     for event in facts.kinds["crashed"]:
         if "vanished" in facts.allows and event.get("error"):
-            # Kombu's Redis transport acknowledges on a channel that it has closed.
-            verdict.crashed += 1
-            continue
+            continue  # kombu's Redis transport acknowledges on a channel that it has closed
         yield Violation("crashed", f"a worker ended with status {event.status}", (event,))
 
 
