@@ -287,7 +287,7 @@ def test_children_may_use_and_release_what_their_parent_acquired(lock, is_free):
 
 def test_who_lost_it_keeps_its_fence_while_the_next_one_has_another(lock, redis_server):
     async def main():
-        shared = lock(heartbeat=False, ttl=0.5)
+        shared = lock(heartbeat=False, ttl=3)
         with pytest.raises(LockLost):
             async with shared as first:
                 other = Holder(shared)

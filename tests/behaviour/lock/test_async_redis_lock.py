@@ -387,8 +387,8 @@ def test_a_program_that_ends_at_once_leaves_nothing(redis_server, lock):
 
 def test_the_lock_outlives_a_loop_that_is_blocked(lock, blocking):
     async def main() -> None:
-        async with lock(ttl=1) as held:
-            time.sleep(1.5)
+        async with lock(ttl=3) as held:
+            time.sleep(3.5)
             assert not held.lost
             assert not blocking().acquire(0)
             await held.ensure()
@@ -463,7 +463,7 @@ def test_a_server_that_hangs_is_unavailable_in_time(own_redis, label):
 
 def test_a_loss_can_be_waited_for(run, redis_server, lock):
     async def main() -> None:
-        async with lock(ttl=1) as held:
+        async with lock(ttl=3) as held:
             told = asyncio.create_task(held.lost.wait())
             await asyncio.sleep(0.05)
             with redis_server.client() as client:
@@ -495,11 +495,11 @@ def test_who_waits_for_a_loss_hears_of_the_release(lock):
 
 def test_without_a_heartbeat_the_loss_comes_with_the_ttl(lock):
     async def main() -> None:
-        held = lock(ttl=1, heartbeat=False)
+        held = lock(ttl=3, heartbeat=False)
         began = time.monotonic()
         await held.acquire(0)
         assert await asyncio.wait_for(held.lost.wait(), 20)
-        assert time.monotonic() - began >= 1
+        assert time.monotonic() - began >= 3
         assert held.lost
 
     asyncio.run(main())
@@ -522,7 +522,7 @@ async def _block(lock: AsyncRedisLock) -> AsyncGenerator[None, None]:
 @pytest.mark.parametrize("what", ["the object", "the acquisition", "a block"])
 def test_a_lock_whose_loop_was_closed_is_told_and_expires(lock, blocking, caplog, what):
     """Nobody can release it any more, also if somebody keeps the object."""
-    shared, other = lock(ttl=1), blocking()
+    shared, other = lock(ttl=3), blocking()
     block = _block(shared)
     ways = {"the object": shared.acquire, "the acquisition": shared.__aenter__}
     loop = asyncio.new_event_loop()

@@ -73,12 +73,12 @@ def test_a_block_that_ends_in_another_thread_frees_its_lock(
 
 def test_a_block_keeps_its_lock_when_the_thread_ends_that_began_it(lock, caplog) -> None:
     """A pool ends threads that were idle for some seconds."""
-    mine = lock(ttl=1)
+    mine = lock(ttl=3)
     thread = threading.Thread(target=mine.__enter__)
     thread.start()
     thread.join()
 
-    never(lambda: not lock().locked() or mine.lost, "it lapses", 1.3)
+    never(lambda: not lock().locked() or mine.lost, "it lapses", 3.3)
 
     mine.__exit__(None, None, None)
     assert not lock().locked()

@@ -136,7 +136,7 @@ async def test_who_holds_it_does_not_wait_for_itself(lock):
 
 @both
 async def test_without_a_heartbeat_who_holds_it_waits_until_it_expires(lock):
-    mine = lock(ttl=1, heartbeat=False)
+    mine = lock(ttl=3, heartbeat=False)
     assert await mine.acquire()
     fence = mine.fence
 
@@ -176,16 +176,16 @@ def test_a_wrong_argument_is_refused_and_named(lock, wrong, says):
 
 @both
 async def test_a_heartbeat_keeps_the_lock_beyond_its_ttl(lock, client):
-    async with lock(ttl=1) as mine:
+    async with lock(ttl=3) as mine:
         fence = mine.fence
-        await lock.never(lambda: not client.exists(mine.key), "it lapses", 1.5)
+        await lock.never(lambda: not client.exists(mine.key), "it lapses", 3.5)
         assert await lock().acquire(timeout=0) is False
         assert (bool(mine.lost), mine.fence) == (False, fence)
 
 
 @both
 async def test_without_a_heartbeat_the_lock_lapses_and_its_holder_knows(lock):
-    mine, other = lock(ttl=0.4, heartbeat=False), lock(ttl=5)
+    mine, other = lock(ttl=3, heartbeat=False), lock(ttl=5)
     await mine.acquire()
 
     assert await other.acquire(timeout=10) is True
@@ -298,7 +298,7 @@ async def test_a_block_that_has_released_a_lost_lock_ends_in_peace(lock, client)
 
 @both
 async def test_a_lock_that_was_dropped_is_told_and_lapses(lock, client, caplog):
-    dropped = lock(ttl=1)
+    dropped = lock(ttl=3)
     await dropped.acquire(0)
     key = dropped.key
     del dropped
