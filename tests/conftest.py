@@ -40,31 +40,23 @@ settings.register_profile("patient", deadline=None, suppress_health_check=[Healt
 settings.load_profile("patient")
 
 
-#: Where a file runs for a minute and more, the longest first: a file's tests run one after another,
-#: and whoever begins such a file last keeps all others waiting.
+#: Where a file runs for a minute and more, the longest first, as `--durations=0` says: a file's tests
+#: run one after another, and whoever begins such a file last keeps all others waiting.
 LONG = (
-    "proofs/faults/test_short",
-    "behaviour/test_rooms",
-    "behaviour/test_releases",
+    "proofs/faults/",
     "behaviour/test_ends",
+    "simulation/test_simulation",
+    "behaviour/test_rooms",
     "contract/servers/test_async_server",
-    "behaviour/test_retries",
-    "contract/worker/test_notes",
-    "behaviour/test_scopes",
-    "behaviour/platforms/",
     "behaviour/ops/web/test_page",
     "behaviour/test_lost",
-    "behaviour/test_turns_nobody_takes",
-    "proofs/",
+    "behaviour/test_releases",
     "behaviour/test_exits",
-    "behaviour/test_django",
-    "behaviour/test_other_releases",
-    "behaviour/lock/test_redis_lock",
-    "behaviour/test_replace",
-    "project/test_typing",
-    "behaviour/test_out",
-    "contract/servers/",
+    "contract/worker/test_notes",
+    "behaviour/test_retries",
+    "behaviour/lock/",
     "behaviour/",
+    "contract/servers/",
     "project/",
 )
 
