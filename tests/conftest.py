@@ -40,20 +40,19 @@ settings.register_profile("patient", deadline=None, suppress_health_check=[Healt
 settings.load_profile("patient")
 
 
-#: Where a file runs for a minute and more, the longest first, as `--durations=0` says: a file's tests
-#: run one after another, and whoever begins such a file last keeps all others waiting.
+#: Where a file runs for a minute and more, the longest first, as `--durations=0` says: its tests run
+#: one after another, and whoever begins such a file last keeps all others waiting.
 LONG = (
     "proofs/faults/",
     "behaviour/test_ends",
     "simulation/test_simulation",
-    "behaviour/test_rooms",
     "contract/servers/test_async_server",
     "behaviour/ops/web/test_page",
     "behaviour/test_lost",
-    "behaviour/test_releases",
     "behaviour/test_exits",
     "contract/worker/test_notes",
     "behaviour/test_retries",
+    "behaviour/test_rooms",
     "behaviour/lock/",
     "behaviour/",
     "contract/servers/",
