@@ -40,8 +40,8 @@ settings.register_profile("patient", deadline=None, suppress_health_check=[Healt
 settings.load_profile("patient")
 
 
-#: Where a file runs for a minute and more, the longest first, as `--durations=0` says: its tests run
-#: one after another, and whoever begins such a file last keeps all others waiting.
+#: Where a file runs for a minute and more, the longest first, as `--durations=0` says: its tests
+#: run one after another, and whoever begins such a file last keeps all others waiting.
 LONG = (
     "proofs/faults/",
     "behaviour/test_ends",
