@@ -29,7 +29,8 @@ for _, slot in ipairs(slots) do
     local earlier = string.sub(redis.call('GET', broken_by_whom) or '', -8192)
     redis.call('SET', broken_by_whom, earlier .. broken_text(current, by), 'PX', longest)
     -- Record the break of a run, if its task's runs are kept. A run that has ended has a recorded end.
-    local is_over = holder.held or holder.cooling or holder.queued or (holder.task or '') ~= task
+    local its_task = type(holder.task) == 'string' and holder.task or ''
+    local is_over = holder.held or holder.cooling or holder.queued or its_task ~= task
     if is_run(current) and not is_over and redis.pcall('EXISTS', runs) == 1 then
       note_end(runs, ended_now(current, 'broken', redis.call('TIME')), current)
     end

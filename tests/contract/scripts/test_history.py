@@ -31,7 +31,9 @@ SLACK = 17
 def make(label: str) -> Make:
     def make(name: str = "lock", task: str = "pkg.task", **options: object) -> Claim:
         token = new_token()
-        value = holders.encode(token, ttl_ms=to_ms(30), task=task, task_id=token, node="w@h")
+        value = holders.encode(
+            token, ttl_ms=to_ms(30), task=task or None, task_id=token, node="w@h"
+        )
         keys, history = lock_keys(label, f"{label}{name}"), options.pop("history", 5)
         claim = Claim(keys, token, 30.0, value, token, task=task, history=history)
         return dataclasses.replace(claim, **options)
@@ -116,8 +118,9 @@ def test_a_run_whose_lock_is_gone_at_its_end_is_lost(store, inside, make, stray)
     assert [each.how for each in kept(store, claim)] == ["lost"]
 
 
-def test_a_broken_run_stays_broken(store, make) -> None:
-    claim = make()
+@pytest.mark.parametrize("task", ["pkg.task", ""])
+def test_a_broken_run_stays_broken(store, make, task) -> None:
+    claim = make(task=task)
     reply = store.run(calls.acquire(claim))
     assert store.run(calls.break_lock(claim.keys, 30, task=claim.task)) is not None
     assert not end(store, claim, reply.fence, took=9.0)
