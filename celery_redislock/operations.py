@@ -391,7 +391,8 @@ def break_slot(locks: AppLocks, each: Found, by: str | None = None) -> bool:
     keys = lock_keys(locks.prefix, each.name)
     if each.key != keys.lock:
         keys = lock_keys(locks.prefix, each.name, MAX_LIMIT)
-    holder = locks.server.run(break_lock(keys, LOOKING_TTL, each.token, by, each.task))
+    task = each.holder.task if each.holder is not None else None
+    holder = locks.server.run(break_lock(keys, LOOKING_TTL, each.token, by, task))
     return holder is not None or each.kept_for == "a waiter"
 
 

@@ -169,3 +169,11 @@ def test_a_lock_outside_tasks_keeps_a_history_if_it_is_told_to(
     assert [(run["task"], run["how"], run["name"]) for run in runs] == (
         [(None, "released", label)] if history else []
     )
+
+
+def test_a_lock_outside_tasks_that_an_operator_broke_is_broken(operator, label):
+    lock = RedisLock(operator, label, heartbeat=False)
+    lock.acquire()
+    assert run(operator, "break", lock.key, "--force").exit_code == 0
+    assert lock.release() is False
+    assert [past_run["how"] for past_run in told(operator, lock.key)] == ["broken"]
