@@ -19,7 +19,7 @@ from ..protocol.checks import SECONDS, checked
 from ..protocol.claims import Acquired, Busy, Claim, Done, Extended, Extension, Settled
 from ..protocol.clock import clock
 from ..protocol.log import fields, logger
-from ..protocol.waiting import Sleep, Step, Try, waiting
+from ..protocol.waiting import Block, Sleep, Step, Try, waiting
 from ..servers.server import Server
 from .greenlets import AT_ONCE, PATCHERS, teller_here
 from .heartbeat import heartbeat
@@ -177,16 +177,8 @@ class Lease(Right):
         self, hold_off: float | None = None, again: bool = False, note: str = ""
     ) -> Acquired | Busy | Done:
         """Try once to take the lock. See `calls.acquire` and `Server.run`."""
-        self.asked = True
-        call = acquire(self.claim, "try", again, note)
-        try:
-            answer = self.server.run(call, hold_off=hold_off)
-        finally:
-            self.in_doubt = self.in_doubt or call.in_doubt
-        if isinstance(answer, Acquired):
-            self.accept(answer)
-        else:
-            self.asked = self.in_doubt
+        answer: Acquired | Busy | Done
+        answer = self._do(Try(acquire(self.claim, "try", again, note), hold_off))
         return answer
 
     def wait(
@@ -294,13 +286,16 @@ class Lease(Right):
         self.asked = True
         if isinstance(step, Sleep):
             return time.sleep(step.seconds)
-        was_in_doubt, self.in_doubt = self.in_doubt, True
-        if isinstance(step, Try):
-            answer, at = self.server.run(step.call, hold_off=step.hold_off), None
-        else:
-            answer, at = self.server.block(*step), clock()
-        self.in_doubt = was_in_doubt or step.call.in_doubt
-        return self.accept(answer, at)
+        if isinstance(step, Block):
+            was_in_doubt, self.in_doubt = self.in_doubt, True
+            answer = self.server.block(*step)
+            self.in_doubt = was_in_doubt or step.call.in_doubt
+            return self.accept(answer, clock())
+        try:
+            answer = self.server.run(step.call, hold_off=step.hold_off)
+        finally:
+            self.in_doubt = self.in_doubt or step.call.in_doubt
+        return self.accept(answer)
 
     # -- the heartbeat --------------------------------------------------------------------
 
