@@ -132,9 +132,7 @@ class Owners:
 
     def enter(self, owner: Owner) -> None:
         """Note that a `with` block begins, which has this."""
-        others = _entered.get()
-        if others:  # those that ended in another context would stay
-            others = tuple(ref for ref in others if (of := ref()) and not of.lease.is_over)
+        others = (ref for ref in _entered.get() if ref())  # else what ended elsewhere would stay
         _entered.set((*others, weakref.ref(owner)))
         owner.is_entered = True
         self._entered.append(owner)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import gc
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -97,6 +98,20 @@ def test_a_block_that_lost_its_lock_does_not_free_the_next_ones(lock, client, th
     assert lock().locked()
     of_request(threads[2], mine.__exit__, None, None, None)
     assert not lock().locked()
+
+
+def test_a_lock_that_one_thread_takes_and_another_gives_back_is_not_kept(lock, threads) -> None:
+    mine = lock()
+    for _ in range(5):
+        threads[0].submit(mine.__enter__).result(60)  # in the thread's own context
+        threads[1].submit(mine.__exit__, None, None, None).result(60)
+    gc.collect()
+    leases = [
+        each for each in gc.get_objects() if type(each).__name__ == "Lease" and each.key == mine.key
+    ]
+    assert len(leases) <= 2
+    context = threads[0].submit(contextvars.copy_context).result(60)
+    assert all(len(value) <= 1 for var, value in context.items() if var.name == "redislock_entered")
 
 
 # -- other requests in the same thread ---------------------------------------------------------

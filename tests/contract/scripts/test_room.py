@@ -383,7 +383,8 @@ def test_the_room_keeps_its_id_when_an_operator_who_does_not_know_the_limit_drop
 
     assert list(as_operators_know_it.drop_all().values()) == [room.entry("a")]
 
-    assert room.client.zrange(room.keys.rooms, 0, -1) == [room.keys.lock_id]
+    ids = room.client.zrange(room.keys.rooms, 0, -1)  # the bucket may have rooms of other tests
+    assert [each for each in ids if each.endswith(room.keys.name)] == [room.keys.lock_id]
     assert room.due_in < 0.5
 
 
