@@ -43,13 +43,14 @@ def room(own_store: Server, client: redis.Redis, label: str) -> Room:
 @pytest.fixture
 def fill(client: redis.Redis, own_store: Server, room: Room) -> Callable[[], None]:
     """Fills the server, and proves that it is full."""
-    other = Room(own_store, client, f"{room.label} other")
+    others = [Room(own_store, client, f"{room.label} {limit}", limit) for limit in (1, 2)]
     client.set("big", "x" * 1_000_000)
 
     def fill() -> None:
         client.config_set("maxmemory", "1mb")
-        with pytest.raises(LockUnavailable, match=r"OOM|used memory"):
-            other.take("newcomer")
+        for other in others:  # of one slot and of more, which the script takes in two ways
+            with pytest.raises(LockUnavailable, match=r"OOM|used memory"):
+                other.take("newcomer")
 
     return fill
 
