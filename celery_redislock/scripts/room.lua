@@ -31,12 +31,12 @@ local DECLINED = 1      -- when such a one is due: others may publish it at once
 local passed_over = {}  -- members that the caller cannot publish
 
 local function someone_waits()
-  redis.call('ZREMRANGEBYSCORE', waiters, -now, now)
-  return redis.call('ZRANGEBYSCORE', waiters, 0, '+inf', 'LIMIT', 0, 1)[1] ~= nil
+  return redis.call('ZRANGEBYSCORE', waiters, '(' .. now, '+inf', 'LIMIT', 0, 1)[1] ~= nil
 end
 
 -- Have `waiters` say so of this opening, for so many ms at least.
 local function enlist(opening, score, ms)
+  redis.call('ZREMRANGEBYSCORE', waiters, -now, now)  -- those that are over
   redis.call('ZADD', waiters, string.format('%.0f', score), opening)
   if redis.call('PTTL', waiters) < ms then
     redis.call('PEXPIRE', waiters, ms)
