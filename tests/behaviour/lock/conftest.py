@@ -53,8 +53,8 @@ def say(what): client.rpush("said:" + name, json.dumps([os.getpid(), what]))
         eventually(lambda: what in self.said() or self._ended(what), f"it says {what!r}", timeout)
 
     def _ended(self, what: Any) -> None:
-        if self.popen.poll() not in (None, 0) and what not in self.said():
-            raise AssertionError(f"the script ended with {self.popen.returncode}")
+        if self.popen.poll() is not None and what not in (said := self.said()):
+            raise AssertionError(f"the script ended with {self.popen.returncode}, and said {said}")
 
     def signal(self, signum: int) -> None:
         self.popen.send_signal(signum)

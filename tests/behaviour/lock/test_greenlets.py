@@ -151,11 +151,14 @@ heard = []
 logging.basicConfig(handlers=[logging.Handler()], level=logging.WARNING)
 logging.getLogger().handlers[0].emit = lambda record: heard.append(record.getMessage())
 shared = RedisLock(url, name, ttl=60)
-first = spawn(lambda: (shared.acquire(), sleep(0.3), shared.release()))
-sleep(0.1)
+from gevent.event import Event
+has_it, other_is_through = Event(), Event()
+first = spawn(lambda: (shared.acquire(), has_it.set(), other_is_through.wait(), shared.release()))
+has_it.wait()
 other = spawn(lambda: (shared.acquire(0), shared.release())).get()
+other_is_through.set()
 say([other, first.get(), [("did not release" in each, "greenlet" in each) for each in heard]])
 """,
         prelude=SHARE["gevent without threads"],
     )
-    sharing.says([[False, False], [True, None, True], [[True, True]]])
+    sharing.says([[False, False], [True, None, True, True], [[True, True]]])
