@@ -539,14 +539,16 @@ def test_a_lock_whose_loop_was_closed_is_told_and_expires(lock, blocking, caplog
     assert caplog.text.count("never released") == 1
 
 
-def test_a_lock_keeps_nothing_of_loops_that_were_closed(lock):
-    shared = lock(ttl=0.3, timeout=30)
+def test_a_lock_keeps_nothing_of_loops_that_were_closed(lock, redis_server):
+    shared = lock()
 
     async def enters() -> None:
         await shared.__aenter__()
 
-    for _ in range(5):
-        asyncio.run(enters())
+    with redis_server.client() as client:
+        for _ in range(5):
+            asyncio.run(enters())
+            client.delete(shared.key)
     gc.collect()
     kept = [each for each in gc.get_objects() if type(each).__name__ == "AsyncAcquisition"]
     assert len(kept) <= 1

@@ -240,6 +240,11 @@ class Facts:
                 return event
         return None
 
+    def knows_loss(self, body: Body) -> bool:
+        """Whether the body was told of its loss, or its release found it out."""
+        release = self.releases.get((body.start.key, body.start.fence))
+        return body.lost or (release is not None and not release.owned)
+
     def acknowledgement_lost(self, task_id: str) -> bool:
         """Whether the broker may not have heard that this message, acknowledged before it ran, was:
         the connection was faulted, and it delivered the message again.
@@ -540,8 +545,11 @@ def losers_are_told(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
     """A body that lost its lock is told, and soon, and never believes beyond its right."""
     others: dict[str, list[Body]] = defaultdict(list)
     for first, second in _pairs_inside(facts):
-        # Either may have lost it: one that stood still between acquiring and its start.
-        loser, winner = sorted((first, second), key=lambda body: body.start.fence)
+        # Either may have lost it: one that stood still between acquiring and its start, or who took
+        # it from a master that was about to be replaced. Who does not know it has the lower fence.
+        loser, winner = sorted(
+            (first, second), key=lambda body: (not facts.knows_loss(body), body.start.fence)
+        )
         others[loser.start.run].append(winner)
     for bodies in facts.by_key.values():
         for body in bodies:

@@ -10,9 +10,9 @@ import pytest
 from celery_redislock import Holder
 from celery_redislock.errors import TaskReplaced
 from celery_redislock.protocol import notes
-from celery_redislock.protocol.clock import clock
 from celery_redislock.worker import request as requests
 from celery_redislock.worker.request import LockRequest
+from tests.contract.clocks import clock
 
 
 class Lease:
