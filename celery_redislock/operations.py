@@ -102,7 +102,7 @@ def holders(app: Any, calls: Iterable[tuple[Any, ...]]) -> list[Holder | None]:
         else:
             queries.append(holder_of(keys, found.lock_options.lock_ttl))
     commands = [command for query in queries if query for command in query.commands]
-    replies = iter(own.server.replies(commands, wrong_type=True))
+    replies = iter(own.server.replies(commands, allows_wrong_type=True))
     return [
         None if query is None else query.read([next(replies) for _ in query.commands])
         for query in queries

@@ -189,7 +189,7 @@ class Delivery:
     since: float | None = None  # Unix time when it first met a held lock or was deferred
     gave_up: bool = False  # the task's time in the waiting room is over
     parked: bool = False  # the message comes from a waiting room
-    #: What operators had suspended, as text, if the task was put off or parked for that last.
+    #: If a suspension was the last reason to put the task off or to park it: that, as text.
     suspended: str | None = None
     sent: str = ""  # the identity of the message, which all copies of it share; "" if it has none
     content_type: str | None = None

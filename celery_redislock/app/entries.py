@@ -26,7 +26,7 @@ PICKLE: Final = "application/x-python-serialize"
 CALLBACKS: Final = ("link", "link_error", "chain", "chord")
 
 
-#: For the warning about what a newer release wrote.
+#: What a newer release wrote is called so in the warning of it.
 _STAYS: Final = "entries of waiting rooms, which stay there"
 
 

@@ -380,13 +380,13 @@ def is_connected_still(consumer: Any, times: int) -> bool:
     return bool(is_connected) and times_connected(consumer) == times
 
 
-def has_ended(of: Callable[[], Any]) -> bool:
+def worker_has_ended(worker_ref: Callable[[], Any]) -> bool:
     """Whether the worker of this weak reference has ended, or was dropped before it began. One that
     is terminated in another program, as a test's worker is, sends no `worker_shutdown`.
     """
     from celery.bootsteps import TERMINATE
 
-    worker = of()
+    worker = worker_ref()
     if worker is None:
         return True
     return worker.blueprint is not None and worker.blueprint.state == TERMINATE

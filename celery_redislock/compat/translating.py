@@ -20,7 +20,7 @@ from ..tasks.task import SingletonTask
 from .leftovers import section
 
 #: The attribute in which an app keeps the servers of the other packages' locks.
-_ORIGINALS: Final = "_redislock_originals"
+_ORIGINALS: Final = "_redislock_original_server"
 #: The options of ours that the other package's options say.
 _SAID: Final = ("lock_key", "lock_scope", "lock_queued_ttl", "on_queued_conflict")
 
@@ -82,7 +82,7 @@ class TranslatedTask(SingletonTask):
         """Delete the lock that a sender with the other package took for a message that has ended:
         its senders would send no equal task until the lock expires, perhaps never.
         """
-        server = self._redislock_originals()
+        server = self._redislock_original_server()
         if server is None:
             return
         key = self._redislock_original_key(args, kwargs)
@@ -104,7 +104,7 @@ class TranslatedTask(SingletonTask):
                     one_line(key), self._redislock_package, self.name, task_id,
                 )  # fmt: skip
 
-    def _redislock_originals(self) -> Server | None:
+    def _redislock_original_server(self) -> Server | None:
         """The server with the other package's locks; None if there is none."""
         if stand_in.current is not None or not self.app_locks.enabled:
             return None

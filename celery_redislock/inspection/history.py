@@ -11,7 +11,7 @@ from redis.exceptions import ResponseError
 from ..app.settings import app_locks
 from ..protocol import past
 from ..protocol.holders import cut
-from ..protocol.keys import in_all_buckets, keys_of_lock_id, lock_keys, runs_of
+from ..protocol.keys import in_all_buckets, keys_of_lock_id, lock_keys, runs_key
 from ..protocol.past import PastRun as PastRun
 from ..protocol.rooms import pairs_in
 from ..servers.looking import in_batches
@@ -106,7 +106,7 @@ def kept_runs(
     """The runs that are kept in these lists; `most` of the newest of each, None for all."""
     # Read ten runs more: records of other runs may come between those of one run.
     first = 0 if most is None else -past.RECORDS * (most + 10)
-    for reply in _ask(server, [("LRANGE", runs_of(*each), first, -1) for each in lists]):
+    for reply in _ask(server, [("LRANGE", runs_key(*each), first, -1) for each in lists]):
         yield from past.runs_in(reply)
 
 
@@ -115,7 +115,7 @@ def last_successes(server: Server, prefix: str) -> dict[str, float]:
     lists = [each for each in lists_in(server, prefix) if each[1]]
     latest: dict[str, float] = {}
     for first in (-1, -10 * past.RECORDS, 0):
-        replies = _ask(server, [("LRANGE", runs_of(*each), first, -1) for each in lists])
+        replies = _ask(server, [("LRANGE", runs_key(*each), first, -1) for each in lists])
         times = [past.last_success(reply) for reply in replies]
         for (_, task), at in zip(lists, times, strict=True):
             if at is not None:
@@ -184,5 +184,5 @@ def _read(
 def _ask(server: Server, commands: Iterable[Sequence[Any]]) -> Iterator[Any]:
     """The replies to these commands; an empty list for each key of another type."""
     for batch in in_batches(commands, AT_ONCE):
-        for reply in server.replies(batch, wrong_type=True):
+        for reply in server.replies(batch, allows_wrong_type=True):
             yield [] if isinstance(reply, ResponseError) else reply

@@ -189,7 +189,7 @@ def _walk(server: Server, prefix: str, app: Any, of_taken: int) -> Iterator[Foun
     def read(slots: Iterable[Named]) -> Iterator[Found]:
         for each in read_slots(server, slots):
             taken.add(hash(each.name))
-            shown.add(_run_of(each))
+            shown.add(_run_identity(each))
             yield each
 
     for page in scan(server, lock_pattern(prefix)):
@@ -262,7 +262,7 @@ def lock(app: Any, name: str) -> list[Found]:
     if not rows:  # who has broken it is shown here, even if tasks wait for it
         rows = [_awaited(locks.prefix, room)] if room.waits else []
         rows += _broken(server, [(keys.broken, keys.name)])
-    rows += lost_of(server, [(keys.lost, keys.name)], {*map(_run_of, held)})
+    rows += lost_of(server, [(keys.lost, keys.name)], {*map(_run_identity, held)})
     now, texts = read(server, [("GET", keys.suspended)])  # each bucket has what is of tasks
     suspended = in_force(texts, now)
     idle = next((each for each in suspended if each.lock == keys.name and not rows), None)
@@ -315,7 +315,7 @@ def _stored(server: Server, keys: Iterable[Named]) -> Iterator[tuple[float, Foun
     """Of each key that exists the time, the row of a foreign value, and the value if a string."""
     for batch in in_batches(keys, BATCH):
         commands = [command for key, _ in batch for command in (("GET", key), ("PTTL", key))]
-        at, *replies = server.replies([("TIME",), *commands], wrong_type=True)
+        at, *replies = server.replies([("TIME",), *commands], allows_wrong_type=True)
         now = unix_time(at)
         for (key, name), value, ms in zip(batch, replies[::2], replies[1::2], strict=True):
             if value is not None:
@@ -410,7 +410,7 @@ def lost_of(
 ) -> Iterator[Found]:
     """The runs that go on without their lock, from the keys where they say so. A run that the
     server has as a holder has its lock: it came back, or the run missed an answer. So had those
-    that this look has `shown` as holders, see `_run_of`: their lock may have expired since.
+    that this look has `shown` as holders, see `_run_identity`: their lock may have expired since.
     """
     for batch in in_batches(marks, BATCH):
         now, replies = read(server, [("HGETALL", key) for key, _ in batch])
@@ -420,7 +420,7 @@ def lost_of(
             if (runs := marks_in(reply, now))
         ]
         held = _held(server, (lock_keys(prefix_of(key), name, MAX_LIMIT) for key, name, _ in told))
-        has_it = {*map(_run_of, held)}
+        has_it = {*map(_run_identity, held)}
         for key, name, runs in told:
             for run in runs:
                 row = Found(
@@ -431,11 +431,11 @@ def lost_of(
                     held_for=_held_for(run.holder, now),
                     lost_because=run.why,
                 )
-                if (of := _run_of(row)) not in has_it and of not in shown:
+                if (of := _run_identity(row)) not in has_it and of not in shown:
                     yield row
 
 
-def _run_of(row: Found) -> int:
+def _run_identity(row: Found) -> int:
     """Tells the run of a row from all others."""
     return hash((row.name, row.holder and row.holder.fence))
 

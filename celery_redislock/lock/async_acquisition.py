@@ -17,7 +17,7 @@ from ..protocol.clock import clock
 from ..protocol.waiting import Block, Sleep, Step, Try, waiting
 from ..servers.async_server import AsyncServer, InThreads
 from ..servers.server import Server
-from ..servers.threads import give_back
+from ..servers.threads import release_in_background
 from .lease import Lease
 from .ownership import out_of_sight
 from .right import Ask
@@ -310,7 +310,9 @@ class AsyncAcquisition:
         lease.is_over = True
         if lease.asked and not lease.inherited:
             call = settle(lease.claim, release)
-            give_back(lease.server, call, patient=lease.fence > 0, unheard=lease.say_not_released)
+            release_in_background(
+                lease.server, call, patient=lease.fence > 0, unheard=lease.say_not_released
+            )
 
     def _release_soon(self, release: Release) -> None:
         """Release the lock without a coroutine. Safe in a finalizer: this waits for no mutex."""

@@ -30,10 +30,10 @@ class ForkGate:
     """
 
     def __init__(self) -> None:
-        self._begin()
-        at_fork(before=self._close, after_in_parent=self._open, after_in_child=self._begin)
+        self._reset()
+        at_fork(before=self._close, after_in_parent=self._open, after_in_child=self._reset)
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._in_use = False
         self._inside: set[int] = set()
         #: Threads inside that a fork has stopped waiting for.

@@ -238,7 +238,7 @@ class Teller:
             self._tells = False
 
 
-#: The modules that patch threads. If neither is imported, an acquired lock checks nothing more.
+#: The modules that patch threads. A lock looks for greenlets only if one of them is imported.
 PATCHERS: Final = frozenset({"gevent.monkey", "eventlet.patcher"})
 AT_ONCE: Final = Teller(None)
 

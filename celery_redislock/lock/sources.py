@@ -74,7 +74,7 @@ def reader_of(kind: str, source: Any, options: Mapping[str, Any] | None) -> Call
     """
     read = reader_of_app(source)
     if read is None:
-        return Fixed(_store_for(kind, source, options))
+        return Fixed(_server_for(kind, source, options))
     if options is not None:
         raise ConfigError(f"{kind}: transport_options are not accepted beside an app's")
     return read
@@ -90,8 +90,8 @@ def refusal(kind: str, source: Any, hint: str = "") -> ConfigError:
     )
 
 
-_stores_of_clients: weakref.WeakKeyDictionary[Any, Server] = weakref.WeakKeyDictionary()
-_stores_of_urls: weakref.WeakValueDictionary[tuple[str, str], Server] = (
+_servers_by_client: weakref.WeakKeyDictionary[Any, Server] = weakref.WeakKeyDictionary()
+_servers_by_url: weakref.WeakValueDictionary[tuple[str, str], Server] = (
     weakref.WeakValueDictionary()
 )
 #: Of the servers of URLs the last ones are kept also while no lock uses them.
@@ -99,7 +99,7 @@ KEPT: Final = 8
 _last_of_urls: deque[Server] = deque(maxlen=KEPT)
 
 
-def _store_for(kind: str, source: Any, options: Mapping[str, Any] | None) -> Server:
+def _server_for(kind: str, source: Any, options: Mapping[str, Any] | None) -> Server:
     """The lock server of this client or URL: all locks of one source share connections."""
     from ..servers.factory import (  # a program that only sends needs none
         is_client,
@@ -109,9 +109,9 @@ def _store_for(kind: str, source: Any, options: Mapping[str, Any] | None) -> Ser
 
     if isinstance(source, str):
         key = source, repr(sorted((options or {}).items()))
-        known = _stores_of_urls.get(key)
+        known = _servers_by_url.get(key)
         if known is None:
-            known = _stores_of_urls.setdefault(key, server_at(source_from_url(source, options)))
+            known = _servers_by_url.setdefault(key, server_at(source_from_url(source, options)))
             _last_of_urls.append(known)
         return known
     if not is_client(source):
@@ -119,7 +119,7 @@ def _store_for(kind: str, source: Any, options: Mapping[str, Any] | None) -> Ser
     if options is not None:
         raise ConfigError(f"{kind}: transport_options are not accepted beside a client's")
     owner = getattr(source, "connection_pool", source)  # a cluster's client has one for each node
-    server = _stores_of_clients.get(owner)
+    server = _servers_by_client.get(owner)
     if server is None:
-        server = _stores_of_clients[owner] = server_like(source)
+        server = _servers_by_client[owner] = server_like(source)
     return server

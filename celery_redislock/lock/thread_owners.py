@@ -116,7 +116,7 @@ class Owners:
         self._last_owner: Callable[[], Owner | None] = lambda: None
 
     def add(self, lease: Lease, is_known: bool) -> Owner:
-        """Keep what this thread acquired. `is_known`: the object speaks for it in other threads."""
+        """Keep what this thread acquired. If `is_known`, the lock tells other threads of it."""
         owner, mine = Owner(lease), self._mine.owners
         if mine:  # another thread may have given them back
             mine[:] = [each for each in mine if not each.lease.is_over]

@@ -90,7 +90,7 @@ def _now(
             "publish": "it would be sent, and its policy would decide in the worker",
         }[options.on_queued_conflict]
         if options.on_queued_conflict != "publish":
-            return f"{_who(taken) if taken else 'a call of it waits'}: {sent}"
+            return f"{_blocked_by(taken) if taken else 'a call of it waits'}: {sent}"
     if suspension is not None:
         if options.lock_scope == "queued":
             what = "it would be sent, and wait in Redis until that ends"
@@ -119,10 +119,10 @@ def _now(
         )
     if len(taken) < limit:
         return f"the lock is free, but others wait before it ({waiting}): {what}"
-    return f"{_who(taken)}: {what}"
+    return f"{_blocked_by(taken)}: {what}"
 
 
-def _who(taken: Sequence[Found]) -> str:
+def _blocked_by(taken: Sequence[Found]) -> str:
     first = taken[0]
     if first.state == "foreign":
         return "a foreign value blocks its key"

@@ -196,11 +196,11 @@ def in_words(each: Found) -> str:
     return f"{each.in_words}{due}{depth}"
 
 
-def lives(each: Found, ever: str = "for ever") -> str | None:
+def lives(each: Found, no_expiry: str = "for ever") -> str | None:
     """How long the lock lives if its holder dies now; None if it is none."""
     if each.state in (*AWAITED, *NO_LOCK):
         return None
-    return ever if each.lives_for is None else in_units(each.lives_for)
+    return no_expiry if each.lives_for is None else in_units(each.lives_for)
 
 
 def moment(at: float) -> str:

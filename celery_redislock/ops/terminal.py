@@ -27,7 +27,7 @@ NARROWEST: Final = 60
 LINES: Final = 6
 #: A line of a name ends after one of these characters, or at a space. No character is left out.
 _BREAKS: Final = frozenset(":/.,;=_-)]}@")
-_EMOJI: Final = "\ufe0f"
+_EMOJI_VARIATION: Final = "\ufe0f"
 #: The combining class of the signs that join two letters of Indic scripts.
 _VIRAMA: Final = 9
 
@@ -54,7 +54,7 @@ def _width(char: str) -> int:
     # An emoji selector or a combining mark may make the character before it wide; a virama the one
     # behind it.
     is_mark = unicodedata.category(char) == "Mc" or unicodedata.combining(char) == _VIRAMA
-    return 1 if char == _EMOJI or is_mark else wcwidth(char)
+    return 1 if char == _EMOJI_VARIATION or is_mark else wcwidth(char)
 
 
 def _end(text: str, width: int, start: int = 0) -> int:
@@ -74,12 +74,12 @@ def cut(text: str, width: int) -> str:
     return wrap(text, width, 1)[0]
 
 
-def wrap(text: str, width: int, most: int | None = None) -> list[str]:
-    """Lines of this width, broken at spaces or after punctuation; cut after `most` of them."""
+def wrap(text: str, width: int, max_lines: int | None = None) -> list[str]:
+    """Lines of this width, broken at spaces or after punctuation; cut after `max_lines`."""
     lines: list[str] = []
     start = 0
     while (end := _end(text, width, start)) < len(text):
-        if len(lines) + 1 == most:
+        if len(lines) + 1 == max_lines:
             return [*lines, f"{text[start : _end(text, width - 1, start)]}~"]
         end = max(end, start + 1)
         if text[end] != " ":

@@ -34,7 +34,7 @@ from .exchange import (
     seconds_in,
 )
 from .holders import Holder
-from .keys import MAX_LIMIT, LockKeys, head_of, runs_of, slots_above
+from .keys import MAX_LIMIT, LockKeys, head_of, runs_key, slots_above
 from .suspensions import Suspension, in_force, longest_of, suspension_in, told
 
 #: Seconds for which a freed lock is kept for a waiter.
@@ -270,7 +270,7 @@ def break_lock(
     """
     keys = (
         *(of.lock, of.broken, of.waiters, of.wake, of.room, of.rooms),
-        *(runs_of(of.history, task or ""), *of.slots),
+        *(runs_key(of.history, task or ""), *of.slots),
     )
     opening = "" if token is None else holders.opening_of(token)
     breaker = holders.breaker_text(holders.user_here() if by is None else by)

@@ -109,7 +109,7 @@ class Busy(NamedTuple):
     #: The lock is kept for a message in the queue, or for a retry, or the task is suspended, which
     #: may take long.
     for_message: bool = False
-    reservation: Reservation | None = None  # that the lock is kept for, if a sender asked
+    reservation: Reservation | None = None  # what keeps the lock; only for a sender
     suspension: Suspension | None = None  # keeps the task from a lock that it could have
 
 

@@ -15,7 +15,7 @@ MAX_LIMIT: Final = 1000
 #: In characters: the longest name of a lock, and how much of a longer one precedes its digest.
 LONGEST_NAME: Final = 250
 _LEFT: Final = 200
-#: See `LockKeys.done_by` and `runs_of`.
+#: See `LockKeys.done_by` and `runs_key`.
 NOTE_KEY: Final = "%s:%s"
 RUNS_KEY: Final = "%s:%s"
 
@@ -24,10 +24,10 @@ class LockKeys(NamedTuple):
     """The keys of one lock. All are in one hash slot. `lock_id` is no key: it is the lock's number
     of slots and its name, from which `keys_of_lock_id` makes these keys again.
 
-    The locks of a bucket share five keys: `fence`, so that a counter that outlives its lock costs
-    nothing per lock; `rooms`, the ids of locks with a waiting room; `history`, the tasks whose last
-    runs are kept; `turned`, how many of their duplicates were turned away; and `suspended`, what
-    operators have suspended. A lock that several may hold has one key in `slots` for each
+    The locks of a bucket share five keys: `fence`, the counter, so that no lock needs its own;
+    `rooms`, the ids of locks with a waiting room; `history`, the tasks whose last runs are kept;
+    `turned`, how many duplicates of each task were turned away; and `suspended`, what operators
+    have suspended. A lock that several may hold has one key in `slots` for each
     further holder.
     """
 
@@ -190,7 +190,7 @@ def in_all_buckets(prefix: str, kind: str) -> list[str]:
     return [f"{prefix}:{{{bucket}}}:{kind}" for bucket in range(BUCKETS)]
 
 
-def runs_of(history: str, task: str) -> str:
+def runs_key(history: str, task: str) -> str:
     """The key of a task's last runs in the bucket with that history."""
     return RUNS_KEY % (history, task)
 

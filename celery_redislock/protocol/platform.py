@@ -11,7 +11,7 @@ from typing import Any, Final
 _in_child: Final[list[Callable[[], Any]]] = []
 #: The process that did this last.
 _here = os.getpid()
-#: By process: none finds a mutex locked that a thread of its parent had.
+#: By process: a child has its own, and never waits for one that a thread of its parent had locked.
 _mutexes: Final[dict[int, threading.RLock]] = {}
 
 
@@ -29,10 +29,10 @@ def notice_fork() -> None:
     programs, such as uWSGI, fork without Python's hooks. A child has none of its parent's threads.
     """
     if os.getpid() != _here:
-        _begin_again()
+        _reset_after_fork()
 
 
-def _begin_again() -> None:
+def _reset_after_fork() -> None:
     global _here
     pid = os.getpid()
     with _mutexes.setdefault(pid, threading.RLock()):

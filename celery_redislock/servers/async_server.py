@@ -16,7 +16,7 @@ from .line import Line
 from .restarts import HeldOff
 from .server import Server, Tries
 from .talk import Begin, make_call, replies_to, transient
-from .threads import askers, give_back
+from .threads import askers, release_in_background
 
 T = TypeVar("T")
 
@@ -154,7 +154,7 @@ class InThreads(AsyncServer):
             return await asyncio.wrap_future(asked)
         except asyncio.CancelledError:
             if not asked.cancelled() and undo is not None:
-                back = partial(give_back, self._server, undo())
+                back = partial(release_in_background, self._server, undo())
                 asked.add_done_callback(lambda done: back())
             raise
         finally:

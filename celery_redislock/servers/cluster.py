@@ -90,7 +90,9 @@ class Cluster(Server):
             lambda node: node.block(call, wake, seconds),
         )
 
-    def _replies(self, commands: Commands, ttl: float, errors: bool, wrong_type: bool) -> list[Any]:
+    def _replies(
+        self, commands: Commands, ttl: float, errors: bool, allows_wrong_type: bool
+    ) -> list[Any]:
         slots = self.nodes.slots(ttl, "")
         keys = ["" if each[0] in _KEYLESS else _text(each[1]) for each in commands]
         replies: list[Any] = [None] * len(commands)
@@ -108,7 +110,7 @@ class Cluster(Server):
                 )
         if not errors:
             try:
-                raise_refusal(replies, wrong_type)
+                raise_refusal(replies, allows_wrong_type)
             except RedisError as exc:
                 raise unavailable("", exc) from exc
         return replies

@@ -149,10 +149,10 @@ class Connections:
         self._make_pool = make_pool
         self._may_close = may_close
         self._is_closed = False
-        self._begin()
+        self._reset()
         _all_connections.add(self)
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self.pool = self._make_pool()
         # Taking and putting back are one operation each, so no fork can leave a mutex locked.
         self._idle: list[tuple[Any, float]] = []
@@ -207,13 +207,13 @@ class Connections:
 _all_connections: Final[weakref.WeakSet[Connections]] = weakref.WeakSet()
 
 
-def _begin_again() -> None:
+def _reset_after_fork() -> None:
     """In a forked child: begin anew, since what it has inherited is its parent's, mutexes too."""
     for connections in list(_all_connections):
-        connections._begin()
+        connections._reset()
 
 
-at_fork(after_in_child=_begin_again)
+at_fork(after_in_child=_reset_after_fork)
 
 #: redis-py 5.0 needs the name of a command; later versions warn of one.
 _WANTS_COMMAND: Final = (

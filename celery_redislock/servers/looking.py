@@ -66,7 +66,7 @@ def may_mark(server: Server) -> bool:
 
 def read(server: Server, commands: Sequence[Sequence[Any]]) -> tuple[float, list[Any]]:
     """The server's time in Unix seconds, and the replies; None for a key of another type."""
-    now, *replies = server.replies([("TIME",), *commands], wrong_type=True)
+    now, *replies = server.replies([("TIME",), *commands], allows_wrong_type=True)
     return unix_time(now), [None if isinstance(each, ResponseError) else each for each in replies]
 
 

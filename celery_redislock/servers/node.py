@@ -66,8 +66,10 @@ class Node(Server):
         except HeldOff as exc:
             raise exc.for_users(call.keys[0]) from None
 
-    def _replies(self, commands: Commands, ttl: float, errors: bool, wrong_type: bool) -> list[Any]:
-        return self.exchange("", ttl, "main", replies_to, commands, errors, wrong_type)
+    def _replies(
+        self, commands: Commands, ttl: float, errors: bool, allows_wrong_type: bool
+    ) -> list[Any]:
+        return self.exchange("", ttl, "main", replies_to, commands, errors, allows_wrong_type)
 
     def primaries(self) -> dict[str, Server]:
         return {"": self}

@@ -21,13 +21,13 @@ from .connections import PoolFactory
 from .node import Node
 from .server import Commands, Server, Tries
 from .talk import transient
-from .threads import give_back
+from .threads import release_in_background
 
 T = TypeVar("T")
 
 #: The most seconds that a server may take to answer: one that hangs must not use up the ttl.
 TIMEOUT: Final = 0.2
-#: Seconds for which a server that did not answer is not asked again, while others are.
+#: After a server did not answer, only the others are asked, for so many seconds.
 LEFT_ALONE: Final = 1.0
 #: The script that gives back a lock, or a reservation.
 GIVES_BACK: Final = "settle"
@@ -116,8 +116,12 @@ class Quorum(Server):
     def _ask_once(self, query: Query[T]) -> T:
         return majority.commonest(self._most(query.key, lambda node: node.ask(query, once=True)))
 
-    def _replies(self, commands: Commands, ttl: float, errors: bool, wrong_type: bool) -> list[Any]:
-        ask = methodcaller("replies", commands, ttl, errors=errors, wrong_type=wrong_type)
+    def _replies(
+        self, commands: Commands, ttl: float, errors: bool, allows_wrong_type: bool
+    ) -> list[Any]:
+        ask = methodcaller(
+            "replies", commands, ttl, errors=errors, allows_wrong_type=allows_wrong_type
+        )
         return majority.replies(commands, self._most("", ask))
 
     def primaries(self) -> dict[str, Server]:
@@ -167,7 +171,7 @@ class Quorum(Server):
                 failures.append(exc)
         for node in self._nodes if gives_back else ():
             if node not in heard:
-                give_back(node, *gives_back, patient=len(gives_back) == 1)
+                release_in_background(node, *gives_back, patient=len(gives_back) == 1)
         return [*heard.values()], failures
 
     # -- what most of them say ------------------------------------------------------------

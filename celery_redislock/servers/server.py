@@ -90,16 +90,18 @@ class Server(ABC):
         ttl: float = LOOKING_TTL,
         *,
         errors: bool = False,
-        wrong_type: bool = False,
+        allows_wrong_type: bool = False,
     ) -> list[Any]:
         """The replies to these commands, in one round trip to each server. The second word of a
         command is its key, if it has one. With `errors` a refusal is a `ResponseError` among the
-        replies, with `wrong_type` only that for a key of another type.
+        replies, with `allows_wrong_type` only that for a key of another type.
         """
-        return self._replies(commands, ttl, errors, wrong_type) if commands else []
+        return self._replies(commands, ttl, errors, allows_wrong_type) if commands else []
 
     @abstractmethod
-    def _replies(self, commands: Commands, ttl: float, errors: bool, wrong_type: bool) -> list[Any]:
+    def _replies(
+        self, commands: Commands, ttl: float, errors: bool, allows_wrong_type: bool
+    ) -> list[Any]:
         """See `replies`."""
 
     @abstractmethod

@@ -163,21 +163,21 @@ def replies_to(
     watch: ServerWatch,
     commands: Sequence[Sequence[Any]],
     errors: bool = False,
-    wrong_type: bool = False,
+    allows_wrong_type: bool = False,
 ) -> Talk[list[Any]]:
     """The replies to these commands. See `Server.replies`."""
     replies = yield b"".join(map(pack, commands)), len(commands), 0.0
     if not errors:
-        raise_refusal(replies, wrong_type)
+        raise_refusal(replies, allows_wrong_type)
     return replies
 
 
-def raise_refusal(replies: Sequence[Any], wrong_type: bool) -> None:
-    """Raise the first error among these, but for a key of another type if `wrong_type`."""
+def raise_refusal(replies: Sequence[Any], allows_wrong_type: bool) -> None:
+    """Raise the first error among these, but for a key of another type if `allows_wrong_type`."""
     for reply in replies:
         if not isinstance(reply, ResponseError):
             continue
-        if not wrong_type or not str(reply).startswith("WRONGTYPE"):
+        if not allows_wrong_type or not str(reply).startswith("WRONGTYPE"):
             raise reply
 
 

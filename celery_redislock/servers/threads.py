@@ -38,9 +38,9 @@ class _Threads:
     def __init__(self, most: int) -> None:
         self._most = most
         self._executor: ThreadPoolExecutor | None = None
-        at_fork(after_in_child=self._begin_again)
+        at_fork(after_in_child=self._reset_after_fork)
 
-    def _begin_again(self) -> None:
+    def _reset_after_fork(self) -> None:
         self._executor = None
         _to_give_back.clear()
 
@@ -74,7 +74,7 @@ class _Threads:
 
 
 class _Return(NamedTuple):
-    """A call that gives something back. See `give_back`."""
+    """A call that gives something back. See `release_in_background`."""
 
     call: Call[Any]
     patient: bool
@@ -94,7 +94,7 @@ class _Returns:
 _to_give_back: Final[weakref.WeakKeyDictionary[Server, _Returns]] = weakref.WeakKeyDictionary()
 
 
-def give_back(
+def release_in_background(
     server: Server,
     *calls: Call[Any],
     patient: bool = False,

@@ -66,18 +66,18 @@ class Topology:
         for node in nodes:
             node.close()
 
-    def look_again(self, slots: SlotMap, ttl: float, host: Host | None, said_so: bool) -> None:
+    def look_again(self, slots: SlotMap, ttl: float, host: Host | None, redirected: bool) -> None:
         """Look at the slots, unless another thread has just done so. A request to this host failed
-        that was made by these `slots`; if `said_so` because the slot is elsewhere, otherwise the
+        that was made by these `slots`; if `redirected` because the slot is elsewhere, otherwise the
         node may be down.
         """
-        if self.known is slots and (said_so or clock() > self._looked_at + LOOK_EVERY):
+        if self.known is slots and (redirected or clock() > self._looked_at + LOOK_EVERY):
             # If it fails, the request's own failure is what we report.
             with contextlib.suppress(LockUnavailable):
-                self.look(ttl, "", host, said_so)
+                self.look(ttl, "", host, redirected)
 
     def look(
-        self, ttl: float, key: str, asked: Host | None = None, said_so: bool = False
+        self, ttl: float, key: str, asked: Host | None = None, redirected: bool = False
     ) -> SlotMap:
         """Ask some nodes, in random order, who has which slot; one thread at a time."""
         mine = object()
@@ -89,7 +89,7 @@ class Topology:
                 failure = RedisConnectionError(why)
                 raise unavailable(key, failure) from failure
             self._looked_at = clock()
-            found = self._newest(ttl, key, self._to_ask(asked, said_so))
+            found = self._newest(ttl, key, self._to_ask(asked, redirected))
             if self.known is not None:
                 self._hold_off(self.known, found)
             self.known = found
@@ -101,13 +101,13 @@ class Topology:
         finally:
             self._turn.give_back(mine)
 
-    def _to_ask(self, asked: Host | None, said_so: bool) -> list[Host]:
+    def _to_ask(self, asked: Host | None, redirected: bool) -> list[Host]:
         known = self.known
         hosts = {*self._source.first, *((*known.primaries, *known.replicas) if known else ())}
         shuffled = random.sample(sorted(hosts - {asked}), len(hosts - {asked}))
         if asked is None:
             return shuffled
-        return [asked, *shuffled] if said_so else [*shuffled, asked]
+        return [asked, *shuffled] if redirected else [*shuffled, asked]
 
     def _newest(self, ttl: float, key: str, hosts: list[Host]) -> SlotMap:
         """The newest of some nodes' answers: one that is cut off may have an old one."""

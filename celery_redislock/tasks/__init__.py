@@ -1,1 +1,1 @@
-"""A locked task where it runs."""
+"""A locked task: how it is sent, what its deliveries do, and how they end."""

@@ -20,6 +20,6 @@ def errors_kept() -> Iterator[None]:
         _collecting.reset(before)
 
 
-def is_collecting() -> bool:
+def is_collecting_errors() -> bool:
     """Whether a check loads the tasks, and reports itself what is wrong."""
     return _collecting.get()

@@ -37,11 +37,11 @@ EARLIER: Final = 1.0
 #: Seconds for which a finished attempt's result may still be on its way to the backend.
 RESULT_DUE: Final = 5.0
 #: The longest pause in seconds between two tries while the lock server is not available.
-MOST_OUTAGE: Final = 60.0
+MAX_OUTAGE_PAUSE: Final = 60.0
 #: The same while its own run has the lock. It runs only if that run dies, and soon enough if it
 #: never sleeps for longer than it has waited.
-MOST_BEHIND_ITSELF: Final = 600.0
-#: Seconds for which a task is put off at least, however soon the broker redelivers.
+MAX_PAUSE_BEHIND_ITSELF: Final = 600.0
+#: The shortest countdown of a task that is put off, also if the broker redelivers sooner.
 SHORTEST: Final = 0.5
 #: Seconds that are left to a task whose time in the waiting room is over.
 NO_TIME: Final = 0.001
@@ -247,7 +247,7 @@ def wait_its_turn(facts: Facts, state: State, busy: Busy) -> tuple[State, Step]:
         # Where a newer task takes the place of an older one, what has begun runs before it.
         newest = has_begun(facts, state) and bool(facts.policy.one_run)
         return _to_room(facts, state, Park(busy, newest=newest))
-    countdown = backoff(state.message.deferrals, MOST_OUTAGE, facts)
+    countdown = backoff(state.message.deferrals, MAX_OUTAGE_PAUSE, facts)
     return state, _defer(facts, state, busy, min(countdown, max(busy.remaining, SHORTEST)))
 
 
@@ -325,7 +325,7 @@ def _busy(
         # Not a duplicate, but a copy. If the holder dies, it is all that is left of the task. We
         # clear `sent`: whatever the message's identity, it is a copy of what runs under its id.
         copy = state.learn(began=True, copied=True, sent="")
-        return copy, _behind(facts, copy, Outcome.REDELIVERED, busy, MOST_BEHIND_ITSELF)
+        return copy, _behind(facts, copy, Outcome.REDELIVERED, busy, MAX_PAUSE_BEHIND_ITSELF)
     if busy.relation == "newer" and not (facts.is_eager or state.message.cannot_come_back):
         return state, _behind(facts, state, Outcome.DEFERRED, busy, facts.claim.ttl / 3)
     is_off = busy.suspension is not None and facts.began and not facts.is_eager
@@ -396,12 +396,12 @@ def _looked_up(
 
 
 def _died(facts: Facts, state: State, done: Done) -> tuple[State, Step]:
-    """The process died after the body, before all that follows was done; or that is under way."""
+    """The body has ended, and its result is not stored: its process died, or is about to do it."""
     copy, by = state.learn(began=True, copied=True), done.note.replaced_by
     if done.age < RESULT_DUE:
         # The next message must count as a copy too, though it is received later.
         left = max(RESULT_DUE - done.age, SHORTEST)
-        return copy, PutOff(min(backoff(state.message.deferrals, MOST_OUTAGE, facts), left))
+        return copy, PutOff(min(backoff(state.message.deferrals, MAX_OUTAGE_PAUSE, facts), left))
     if by is not None:
         return copy, TurnedAway(Outcome.REPLACED, by)
     return copy._replace(reruns=True), Try(again=True, reruns=True)
@@ -413,7 +413,7 @@ def _unavailable(facts: Facts, state: State, error: LockUnavailable) -> Step:
         return GoUnlocked(error)
     if choice == "raise" or facts.is_eager:
         return CannotRun(error)
-    countdown = backoff(state.message.outages, MOST_OUTAGE, facts)
+    countdown = backoff(state.message.outages, MAX_OUTAGE_PAUSE, facts)
     return PutOff(countdown, Outcome.UNAVAILABLE, cause=error)
 
 
@@ -498,7 +498,7 @@ def _defer(facts: Facts, state: State, busy: Busy, countdown: float) -> Step:
             " worker alone"
         )
         return TurnedAway(Outcome.SKIPPED, busy.holder, busy.suspension, why=why)
-    # Under a suspension it has met no other run: it keeps what is reserved for it.
+    # A task that a suspension keeps off has met no other run: it keeps its reservation.
     comes_anew = busy.suspension is None
     return PutOff(countdown, Outcome.DEFERRED, busy.holder, busy.suspension, comes_anew=comes_anew)
 

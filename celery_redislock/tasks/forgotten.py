@@ -12,7 +12,7 @@ from celery import Task
 from ..app.internals import is_decorated, is_nobodys_app, on_app_complete, tasks_so_far
 from ..app.unknown import is_option_or_like_one
 from ..protocol.log import logger
-from .collecting import is_collecting
+from .collecting import is_collecting_errors
 from .locked import LockedTask
 
 #: What every task has; a value under such a name is an option of Celery's.
@@ -76,7 +76,7 @@ def _on_app_complete(app: Any) -> None:
 
 
 def _tell(sender: Any, **kwargs: Any) -> None:
-    if is_collecting():
+    if is_collecting_errors():
         return
     for warning in untold(sender):
         logger.warning(*warning)

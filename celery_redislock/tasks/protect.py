@@ -49,7 +49,7 @@ def protect_tasks(app: Any) -> list[tuple[str, str]]:
         else:
             idle[pattern] = f"is ignored: {name} is a SingletonTask and has options of its own"
     for pattern, options in wanted.items():
-        _refuse_wrong(pattern, options)
+        _check_options_of(pattern, options)
     return sorted((pattern, why) for pattern, why in idle.items() if pattern not in used)
 
 
@@ -142,7 +142,7 @@ def _wanted(app: Any) -> dict[str, Any]:
     return dict(setting)
 
 
-def _refuse_wrong(pattern: str, options: Any) -> None:
+def _check_options_of(pattern: str, options: Any) -> None:
     where = f"redislock_tasks[{pattern!r}]"
     if options is None:
         return
@@ -181,7 +181,7 @@ def _protect_one(task: Any, wanted: Mapping[str, Any]) -> str | None:
 def _protect(task: Any, options: Any, pattern: str) -> None:
     cls, given, refused = type(task), {}, None
     try:
-        _refuse_wrong(pattern, options)
+        _check_options_of(pattern, options)
         given = {k: staticmethod(v) if callable(v) else v for k, v in options.items()}
     except ConfigError as exc:
         refused = exc

@@ -55,8 +55,8 @@ _CANVAS: Final = (
 )
 #: Other options that tie the call to this very message: an id that is known, or callbacks.
 _BINDING: Final = ("task_id", "link", "link_error")
-#: Headers that say that a schedule sends the call: Celery's beat, from 5.7 on; django-celery-beat,
-#: whose admin sends too. Nobody there catches a LockConflict.
+#: Headers of scheduled calls: the first is of Celery's beat, from 5.7 on, the second of
+#: django-celery-beat and its admin. Neither catches a LockConflict.
 _SCHEDULES: Final = ("celery_beat_task", "periodic_task_name")
 #: The option of a call that has its own `CallOptions`. Never sent.
 CALL: Final = "_redislock_call"
@@ -159,7 +159,7 @@ class Sending:
             follow_up(self.task.app, self.keys, self._lock_options.lock_ttl, reply)
             return self._meet(reply.holder)
         if reply is not None and self._seconds > PUBLISHING and not self._is_eager:
-            self._keep(claim)
+            self._extend_reservation(claim)
         return result
 
     def _reserve(self, claim: Claim) -> Reserved | Busy | None:
@@ -236,7 +236,7 @@ class Sending:
         headers = {**(self.options.get("headers") or {}), KEY: header}
         return self.publish(**{**self.options, "headers": headers})
 
-    def _keep(self, claim: Claim) -> None:
+    def _extend_reservation(self, claim: Claim) -> None:
         try:
             server = self.task.app_locks.server
             kept = server.run(keep_reserved(claim, self._seconds), once=True)

@@ -141,7 +141,7 @@ def _publish_one(
             end_replaced(app, keys, ttl, entry_id, offered.entry, "", late=True)
         return settled
     except SoftTimeLimitExceeded:
-        raise  # it is the limit of the task that released
+        raise  # the limit is that of the task which has just released the lock
     except (NotOurs, CorruptEntry) as exc:
         text = "redislock: another worker must publish %s, which waits for %s: %s"
         logger.debug(text, entry_id, keys.lock, exc)

@@ -19,7 +19,7 @@ from ..app.unknown import refuse_options_of_call
 from ..errors import ConfigError
 from ..protocol.tokens import new_token
 from .binding import OUTERMOST, is_celerys_own, resolve_options
-from .collecting import is_collecting
+from .collecting import is_collecting_errors
 from .current import current_lock
 from .ends import LEASE, RETRIES, RUN, Skipped
 from .limits import only_logged
@@ -98,8 +98,9 @@ class SingletonTask(LockedTask):
             the lock is called in logs, events, errors and commands, beside its key. Default: none.
 
     Raises:
-        ConfigError: an option is unknown or wrong: where the task is defined or bound; where that
-            would harm other tasks, only at each use of the task. A worker does not start.
+        ConfigError: an option is unknown or wrong. Raised where the task is defined or bound; if
+            that would harm other tasks, at each use instead. A worker with such a task does not
+            start.
     """
 
     abstract = True
@@ -133,12 +134,12 @@ class SingletonTask(LockedTask):
         try:
             cls._redislock_resolve(app)
         except ConfigError:
-            if not is_collecting() and not is_completing(app):
+            if not is_collecting_errors() and not is_completing(app):
                 raise
 
     @classmethod
     def _redislock_resolve(cls, app: Any) -> None:
-        """Resolve the options by the app's settings. An error is kept for each use, and raised."""
+        """Resolve the options by the app's settings. An error is raised, now and at each use."""
         try:
             cls._redislock_error = None
             resolve_options(cls, SingletonTask, app)
@@ -307,7 +308,7 @@ def _run_under_lock(task: LockedTask, inner: Callable[..., Any], args: Any, kwar
     if request.called_directly or LEASE in known:
         # A plain call, from outside of a task or from within its body.
         return inner(task, *args, **kwargs)
-    run = _run_of(request)
+    run = _run_identity(request)
     known[LEASE] = None
     if inner is SingletonTask.__call__:
         body = partial(_next_call(task), *args, **kwargs)
@@ -324,7 +325,7 @@ def _run_under_lock(task: LockedTask, inner: Callable[..., Any], args: Any, kwar
         raise exc.with_traceback(_below_ours(exc.__traceback__))  # noqa: B904  it is the same
 
 
-def _run_of(request: Any) -> Life | None:
+def _run_identity(request: Any) -> Life | None:
     """The run that our tracer has begun for this request, if any. Returned only once."""
     stamped = (request.properties or {}).get(KEY)
     return stamped.pop(RUN, None) if isinstance(stamped, dict) else None

@@ -95,7 +95,7 @@ def _row(slot: Found, seen: Seen, usual: float | None, before: Row) -> Row:
         "due_at": slot.due_at,
     }
     row.update({name: value for name, value in more.items() if value})
-    # What expires after a break is the note who did it: that is no lease.
+    # After a break only the note expires that says who did it: no expiry is shown.
     if slot.expires_at is not None and slot.is_lock:
         ends, was = round(slot.expires_at, 3), before.get("expires_at")
         row["expires_at"] = ends if was is None or abs(was - ends) > SLACK else was

@@ -42,7 +42,7 @@ class FinishedNote(NamedTuple):
 
     locks: AppLocks  # whose server has the note
     consumer: Any
-    connection: int  # the number of the one on which the message came and was acknowledged
+    connection: int  # the number of the broker connection that delivered the message
     key: str  # the note's
 
 

@@ -44,7 +44,7 @@ class Reservations:
         ]
         if slots:
             server = over[0].task.app_locks.server
-            values = server.replies([("GET", slot) for _, _, slot in slots], wrong_type=True)
+            values = server.replies([("GET", slot) for _, _, slot in slots], allows_wrong_type=True)
             for (request, token, _), value in zip(slots, values, strict=True):
                 if isinstance(value, bytes) and value.startswith(opening_of(token).encode()):
                     request.settle(End.CANNOT_RUN)

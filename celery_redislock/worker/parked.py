@@ -115,7 +115,7 @@ def _that_go_on(tasks: Sequence[Parked]) -> list[Parked]:
         there = [each for each in tasks if each.server is server]
         asked = [goes_on_elsewhere(each.claim, ()) for each in there]
         commands = [command for query in asked for command in query.commands]
-        replies = iter(server.replies(commands, UNKNOWN_TTL, wrong_type=True))
+        replies = iter(server.replies(commands, UNKNOWN_TTL, allows_wrong_type=True))
         for each, query in zip(there, asked, strict=True):
             if query.read([next(replies) for _ in query.commands]):
                 found.append(each)

@@ -15,7 +15,7 @@ from typing import Any, Final
 from celery import signals
 
 from ..app.delivery import KEY, Kept
-from ..app.internals import has_ended
+from ..app.internals import worker_has_ended
 from ..app.outcomes import burst
 from ..app.settings import app_locks, has_locks, read_settings
 from ..app.unknown import refuse_unknown_settings
@@ -123,7 +123,7 @@ def _look_after_rooms(worker: Any) -> None:
         return
     from .sweeper import Sweeper  # only workers need it
 
-    Sweeper(worker.app).start(until=partial(has_ended, weakref.ref(worker)))
+    Sweeper(worker.app).start(until=partial(worker_has_ended, weakref.ref(worker)))
 
 
 def _has_rooms(app: Any) -> bool:

@@ -106,10 +106,10 @@ class Sweeper:
         now = clock()
         if not now <= self._looks_at.get(lock_id, -math.inf) <= now + after:
             at = self._looks_at[lock_id] = now + after
-            look = partial(self._look_after, lock_id, at, at + PUBLISHES_FOR)
+            look = partial(self._look_at_room, lock_id, at, at + PUBLISHES_FOR)
             housekeeper.add(look, most=0.0, after=after, talks=True)
 
-    def _look_after(self, lock_id: str, at: float, until: float) -> None:
+    def _look_at_room(self, lock_id: str, at: float, until: float) -> None:
         """Look after one room, and again while more of its tasks are due, or soon will be."""
         if self._looks_at.get(lock_id) == at:
             self._looks_at.pop(lock_id, None)
@@ -125,7 +125,7 @@ class Sweeper:
             self._gives_way.append(lock_id)
         if looked.due_in == 0:
             if clock() < until:
-                again = partial(self._look_after, lock_id, at, until)
+                again = partial(self._look_at_room, lock_id, at, until)
                 housekeeper.add(again, most=0.0, talks=True)
         elif looked.due_in is not None and looked.due_in < SWEEP_EVERY and not looked.passed_over:
             self._look_in(looked.due_in, lock_id)  # the next sweep may come too late

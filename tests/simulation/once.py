@@ -208,7 +208,7 @@ def install() -> None:
     marks = lost._marks
     marks_of_process = partial(housekeeper.Chore, lost._mark_all, marks._has_more, marks._every)
     _for_each_process(marks, marks_of_process)
-    platform._begin_again = lambda: None  # nothing forks: another pid is another process
+    platform._reset_after_fork = lambda: None  # nothing forks: another pid is another process
     keys.BUCKETS = BUCKETS  # type: ignore[misc]
     life.LARGE = LARGE  # type: ignore[misc]
     housekeeper.atexit = types.SimpleNamespace(register=at_exit)  # type: ignore[attr-defined]

@@ -236,8 +236,9 @@ KNOWN: dict[str, Fault] = {
     "no more than 32 listeners": Fault(
         (
             Change(
-                "servers/async_server.py", "from .threads import askers, give_back",
-                "from .threads import give_back\nfrom .threads import threads as askers",
+                "servers/async_server.py", "from .threads import askers, release_in_background",
+                "from .threads import release_in_background\n"
+                "from .threads import threads as askers",
             ),
             Change(
                 "servers/async_server.py",
@@ -257,7 +258,7 @@ KNOWN: dict[str, Fault] = {
         needs=_both(_ROOMS, lambda plan: len(plan.specs) > 1), faults=False, suspends=True,
     ),
     "a listed run is two rows": _at(
-        "inspection/locks.py", "if (of := _run_of(row)) not in has_it and of not in shown:",
+        "inspection/locks.py", "if (of := _run_identity(row)) not in has_it and of not in shown:",
         "if True:",
         needs=_events("lose replies", "late", "cut", "stop server"), faults=True, wanted=("looks",),
     ),

@@ -69,8 +69,8 @@ def break_(
     if not held and not (drop_waiting and any(each.waiting for each in found)):
         raise problem(f"no such lock: {nobody}")
     if not force:
-        dropping = ", and drop the tasks that waited" if drop_waiting else ""
-        _confirm(found, f"Break {count_of(len(held))}{dropping}?")
+        rooms_to_drop = ", and drop the tasks that waited" if drop_waiting else ""
+        _confirm(found, f"Break {count_of(len(held))}{rooms_to_drop}?")
     tell = None if as_json else _tell_broken
     done = _carry_out(app, held, found if drop_waiting else (), tell)
     if as_json:
@@ -103,10 +103,10 @@ class _Done:
 def _carry_out(
     app: Any,
     held: Sequence[Found],
-    dropping: Iterable[Found],
+    rooms_to_drop: Iterable[Found],
     tell: Callable[[Found, bool], None] | None = None,
 ) -> _Done:
-    """Break `held`, drop what waits for `dropping`; if the server goes, tell what was done."""
+    """Break `held`, drop what waits for `rooms_to_drop`; if the server goes, tell what was done."""
     from ... import operations
     from ...app.settings import app_locks
     from ...errors import LockUnavailable
@@ -118,7 +118,7 @@ def _carry_out(
             done.broken += [each] if is_broken else []
             if tell is not None:
                 tell(each, is_broken)
-        for count in operations.drop_each(app, locks, dropping):
+        for count in operations.drop_each(app, locks, rooms_to_drop):
             done.dropped += count
     except LockUnavailable as exc:
         done.trouble = exc

@@ -122,7 +122,8 @@ def _look_for_apart(checkup: Checkup) -> tuple[dict[str, Apart], frozenset[str]]
     told = {node: each for node, each in told.items() if isinstance(each.get("tasks"), list)}
     apart = {}
     for node, theirs in told.items():
-        # A worker of another project is apart, and is to be. An app without tasks is any project.
+        # Other projects may use another lock server: only workers with tasks of this app count. If
+        # the app has no tasks, all do.
         listed = {*map(str, theirs["tasks"])}
         tasks = tuple(sorted(listed & known if known else listed))
         together = are_together(ours, theirs)

@@ -21,10 +21,10 @@ GATE = ForkGate()
 @pytest.fixture
 def gate() -> Iterator[ForkGate]:
     """A gate that is in use, and open."""
-    GATE._begin()
+    GATE._reset()
     GATE.use()
     yield GATE
-    GATE._begin()
+    GATE._reset()
 
 
 def forks(in_child: Callable[[], bool] = lambda: True) -> bool:
@@ -123,7 +123,7 @@ def test_forks_wait_once_for_a_thread_that_is_stuck(gate, monkeypatch) -> None:
 
 def test_no_fork_waits_where_the_gate_is_not_in_use(gate, monkeypatch) -> None:
     monkeypatch.setattr(f"{ForkGate.__module__}.LONGEST_WAIT", 60.0)
-    gate._begin()
+    gate._reset()
     with stuck_inside(gate):
         assert seconds(1) < 20
     gate.use()

@@ -14,7 +14,7 @@ import pytest
 from celery_redislock.inspection import history as history_of
 from celery_redislock.protocol import calls, holders, past
 from celery_redislock.protocol.claims import Acquired, Busy, Claim, to_ms
-from celery_redislock.protocol.keys import BUCKETS, lock_keys, runs_of
+from celery_redislock.protocol.keys import BUCKETS, lock_keys, runs_key
 from celery_redislock.protocol.past import PastRun
 from celery_redislock.protocol.tokens import new_token
 from celery_redislock.servers.node import Node
@@ -230,7 +230,7 @@ def test_without_history_nothing_is_written(store, inside, make) -> None:
     assert isinstance(store.run(calls.acquire(make(history=0, turned_away=True))), Busy)
     assert store.run(calls.settle(holder, calls.Release(run_end=""))).ours
     assert reply.fence
-    assert not inside.exists(holder.keys.history, runs_of(holder.keys.history, "pkg.task"))
+    assert not inside.exists(holder.keys.history, runs_key(holder.keys.history, "pkg.task"))
     assert not inside.exists(holder.keys.turned)
 
 

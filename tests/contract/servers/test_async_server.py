@@ -27,7 +27,7 @@ from celery_redislock.protocol.calls import Release, settle
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.servers import async_node
 from celery_redislock.servers.async_server import LISTENING
-from celery_redislock.servers.threads import give_back, threads
+from celery_redislock.servers.threads import release_in_background, threads
 from celery_redislock.servers.wire import Wire, Wires
 from tests.support.clusters import ClusterSet, url_of_quorum
 from tests.support.servers import Proxy, RedisServer, SentinelServer, free_port
@@ -516,7 +516,7 @@ def test_at_the_end_a_quorum_costs_one_timeout_for_each_server(
     for server in three_servers:
         server.stop()
     began = time.monotonic()
-    give_back(locks[0]._server, *calls, unheard=unheard.append)
+    release_in_background(locks[0]._server, *calls, unheard=unheard.append)
     took = time.monotonic() - began
     for server in three_servers:
         server.resume()
