@@ -36,8 +36,8 @@ end
 
 -- Have `waiters` say so of this opening, for so many ms at least.
 local function enlist(opening, score, ms)
-  redis.call('ZREMRANGEBYSCORE', waiters, -now, now)  -- those that are over
   redis.call('ZADD', waiters, string.format('%.0f', score), opening)
+  redis.call('ZREMRANGEBYSCORE', waiters, -now, now)  -- not first: a full server is to refuse this
   if redis.call('PTTL', waiters) < ms then
     redis.call('PEXPIRE', waiters, ms)
   end

@@ -205,3 +205,11 @@ def test_what_comes_back_to_its_room_and_must_wait_on_keeps_its_place(room, fill
     fill()
     assert isinstance(room.parks("first"), Parked)
     assert room.waiting == ["first"]
+
+
+def test_who_begins_to_wait_is_refused(room, fill):
+    room.take("holder")
+    room.ask("waits", "wait")
+    fill()
+    with pytest.raises(LockUnavailable, match=r"OOM|used memory"):
+        room.ask("newcomer", "wait")
