@@ -16,11 +16,9 @@ from ..protocol.past import PastRun as PastRun
 from ..protocol.rooms import pairs_in
 from ..servers.looking import in_batches
 from ..servers.server import Server
-from .locks import lost_of, matches, read_slots
+from .locks import OUTSIDE, lost_of, matches, read_slots
 from .states import RUNNING
 
-#: What `list` and `history` show as the task of a `RedisLock`.
-OUTSIDE: Final = "RedisLock"
 #: Hours for which duplicates are counted.
 HOURS: Final = 48
 #: How many keys are read in one round trip.

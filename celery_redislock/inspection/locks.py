@@ -42,6 +42,8 @@ PARTS: Final = ((0, 15), (15, 127), (127, MAX_LIMIT))
 LONGEST_TTL: Final = 366 * 86400 * 1000
 #: The kinds of keys that a walk notes, besides the slots.
 NOTED: Final = ("room", "waiters", "broken", "lost")
+#: What `list` and `history` show as the task of a `RedisLock`.
+OUTSIDE: Final = "RedisLock"
 #: What `Found.to_dict` tells, beside task and suspension, in the order for people.
 TOLD: Final = (
     *("key", "name", "label", "description", "state", "kept_for", "due_in", "task_id", "attempt"),
@@ -107,7 +109,7 @@ class Found:
             return ""
         if self.state == "suspended":
             return self.holder.task or task_in(self.name) or ""
-        return self.holder.task or "RedisLock"
+        return self.holder.task or OUTSIDE
 
     @property
     def in_words(self) -> str:

@@ -7,8 +7,8 @@ from shlex import quote
 from typing import Any
 
 from ..app.settings import app_locks
-from ..inspection.history import OUTSIDE, history
-from ..inspection.locks import Found, lock, matches, snapshot
+from ..inspection.history import history
+from ..inspection.locks import OUTSIDE, Found, lock, matches, snapshot
 from ..inspection.rooms import AT_ONCE, ids_of, waiting
 from ..protocol.canonical import task_in
 from ..protocol.holders import one_line

@@ -146,7 +146,7 @@ def who(each: Any) -> Any:
 
 def task_of(each: Any) -> str:
     """The task of a lock or a run; "" if it is not known. A `RedisLock` has that as its task."""
-    from ..inspection.history import OUTSIDE
+    from ..inspection.locks import OUTSIDE
 
     if isinstance(each, PastRun):
         return each.holder.task or OUTSIDE

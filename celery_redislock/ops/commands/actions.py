@@ -69,8 +69,8 @@ def break_(
     if not held and not (drop_waiting and any(each.waiting for each in found)):
         raise problem(f"no such lock: {nobody}")
     if not force:
-        rooms_to_drop = ", and drop the tasks that waited" if drop_waiting else ""
-        _confirm(found, f"Break {count_of(len(held))}{rooms_to_drop}?")
+        and_drop = ", and drop the tasks that waited" if drop_waiting else ""
+        _confirm(found, f"Break {count_of(len(held))}{and_drop}?")
     tell = None if as_json else _tell_broken
     done = _carry_out(app, held, found if drop_waiting else (), tell)
     if as_json:

@@ -147,7 +147,8 @@ def _show_table(runs: Sequence[PastRun], is_one_lock: bool, wide: bool) -> None:
 
 
 def _show_skips(app: Any, task: str | None, as_json: bool) -> None:
-    from ...inspection.history import HOURS, OUTSIDE, turned_away
+    from ...inspection.history import HOURS, turned_away
+    from ...inspection.locks import OUTSIDE
 
     tasks = turned_away(app, task=task)
     if as_json:

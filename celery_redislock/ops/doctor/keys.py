@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from ...app.brokers import broker_of
 from ...app.neighbours import BESIDE_OTHERS, IN_CACHE, REMEDY, caches_beside, strangers
 from ...inspection.about import server_time
+from ...inspection.locks import OUTSIDE
 from ...inspection.queues import in_queues
 from ...protocol.holders import one_line
 from ...protocol.keys import broker_of_sweep, sweep_pattern
@@ -20,7 +21,7 @@ def check_prefix(checkup: Checkup) -> Iterator[Finding]:
     locks = [each for each in checkup.survey if each.is_lock]
     foreign = [each for each in locks if each.state == "foreign"]
     waiting = {each.task for each in checkup.survey if each.waiting}
-    unknown = sorted({each.task for each in locks} - {"", "RedisLock", *checkup.app.tasks})
+    unknown = sorted({each.task for each in locks} - {"", OUTSIDE, *checkup.app.tasks})
     renamed = [name for name in unknown if name in waiting]
     strange = [name for name in unknown if name not in waiting]
     if foreign:
