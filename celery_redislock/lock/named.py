@@ -6,8 +6,9 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from functools import lru_cache
 from types import AsyncGeneratorType, CoroutineType
-from typing import Any, Final, NoReturn, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, NoReturn, TypeAlias, TypeVar
 
 from ..errors import ConfigError
 from ..protocol import checks, holders, signatures
@@ -27,8 +28,29 @@ Name: TypeAlias = str | Callable[..., str]
 _NAME: Final = checks.text("a non-empty str, or a callable that returns one")
 _LABEL: Final = checks.text("None or a non-empty str")
 _TIMEOUT: Final = checks.or_none(checks.SECONDS)
+_PREFIX: Final = checks.or_none(checks.PREFIX)
+_HISTORY: Final = checks.or_none(checks.HISTORY)
 
 L = TypeVar("L", bound="NamedLock")
+
+
+class _Given(NamedTuple):
+    """Arguments of a lock, normalised."""
+
+    ttl: float
+    timeout: float | None
+    prefix: str | None
+    history: int | None
+
+
+@lru_cache(typed=True)  # a program makes many locks with the same; and 1 is a ttl, but True is not
+def _normalised(kind: str, ttl: Any, timeout: Any, prefix: Any, history: Any) -> _Given:
+    return _Given(
+        checks.checked(kind, "ttl", ttl, checks.TTL),
+        checks.checked(kind, "timeout", timeout, _TIMEOUT),
+        checks.checked(kind, "prefix", prefix, _PREFIX),
+        checks.checked(kind, "history", history, _HISTORY),
+    )
 
 
 class _CallsName(str):
@@ -62,8 +84,6 @@ class NamedLock(ABC):
             checks.checked(kind, "name", name, _NAME)
             is_whole = isinstance(name, _CallsName)
             self._is_filled = "{" in name and not is_whole and has_fields(name)
-        self.ttl: float = checks.checked(kind, "ttl", ttl, checks.TTL)
-        self._timeout = self._seconds(timeout)
         if label is not None:
             label = holders.label_text(checks.checked(kind, "label", label, _LABEL))
         self._label = label
@@ -72,15 +92,15 @@ class NamedLock(ABC):
         if isinstance(read, Fixed):  # an app's settings may change, so they are read later
             prefix = read.prefix if prefix is None else prefix
             history = read.history if history is None else history
-        if history is not None:
-            history = checks.checked(kind, "history", history, checks.HISTORY)
-        self._history = history
-        if prefix is not None:
-            prefix = checks.checked(kind, "prefix", prefix, checks.PREFIX)
-        self._prefix = prefix
+        given = kind, ttl, timeout, prefix, history
+        try:
+            known = _normalised(*given)
+        except TypeError:  # one cannot be hashed, so it is refused
+            known = _normalised.__wrapped__(*given)
+        self.ttl, self._timeout, self._prefix, self._history = known
         self._fixed_keys: LockKeys | None = None
-        if self._prefix is not None and isinstance(name, str):
-            self._fixed_keys = lock_keys(self._prefix, name)
+        if known.prefix is not None and isinstance(name, str):
+            self._fixed_keys = lock_keys(known.prefix, name)
         self._begin()
 
     @classmethod
@@ -178,6 +198,8 @@ class NamedLock(ABC):
 
     def _seconds(self, timeout: Any) -> float | None:
         """A timeout as a number, or None."""
+        if timeout is None:
+            return None
         seconds: float | None = checks.checked(self._kind, "timeout", timeout, _TIMEOUT)
         return seconds
 

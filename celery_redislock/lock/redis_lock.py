@@ -96,7 +96,7 @@ class RedisLock(NamedLock):
         label: str | None = None,
         transport_options: Mapping[str, Any] | None = None,
     ) -> None:
-        if is_for_asyncio(source):
+        if not isinstance(source, str) and is_for_asyncio(source):
             raise refusal("RedisLock", source, "; AsyncRedisLock is for asyncio")
         super().__init__(
             *(source, name, ttl, heartbeat),

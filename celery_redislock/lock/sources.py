@@ -72,7 +72,7 @@ def reader_of(kind: str, source: Any, options: Mapping[str, Any] | None) -> Call
     """A function, called whenever the lock is used, that returns where it is. `kind` is the class
     of the lock, for errors. Raises `ConfigError` if a source or its options are not accepted.
     """
-    read = reader_of_app(source)
+    read = None if isinstance(source, str) else reader_of_app(source)
     if read is None:
         return Fixed(_server_for(kind, source, options))
     if options is not None:
@@ -101,19 +101,10 @@ _last_of_urls: deque[Server] = deque(maxlen=KEPT)
 
 def _server_for(kind: str, source: Any, options: Mapping[str, Any] | None) -> Server:
     """The lock server of this client or URL: all locks of one source share connections."""
-    from ..servers.factory import (  # a program that only sends needs none
-        is_client,
-        server_at,
-        server_like,
-    )
-
     if isinstance(source, str):
-        key = source, repr(sorted((options or {}).items()))
-        known = _servers_by_url.get(key)
-        if known is None:
-            known = _servers_by_url.setdefault(key, server_at(source_from_url(source, options)))
-            _last_of_urls.append(known)
-        return known
+        return _server_of_url(source, options)
+    from ..servers.factory import is_client, server_like  # a program that only sends needs none
+
     if not is_client(source):
         raise refusal(kind, source)
     if options is not None:
@@ -123,3 +114,14 @@ def _server_for(kind: str, source: Any, options: Mapping[str, Any] | None) -> Se
     if server is None:
         server = _servers_by_client[owner] = server_like(source)
     return server
+
+
+def _server_of_url(url: str, options: Mapping[str, Any] | None) -> Server:
+    key = url, repr(sorted(options.items())) if options else ""
+    known = _servers_by_url.get(key)
+    if known is None:
+        from ..servers.factory import server_at
+
+        known = _servers_by_url.setdefault(key, server_at(source_from_url(url, options)))
+        _last_of_urls.append(known)
+    return known
