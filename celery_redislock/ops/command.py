@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import click
 
 from ..inspection.states import STATES
+from ..protocol.checks import seconds_from
 from ..protocol.holders import one_line
 from .terminal import is_plain
 
@@ -25,7 +26,8 @@ def duration(ctx: click.Context, param: click.Parameter, value: str) -> float:
     """Parse seconds, or a number with s, m, h or d."""
     unit = UNITS.get(value[-1:], 0)
     try:
-        return float(value[:-1]) * unit if unit else float(value)
+        seconds = float(value[:-1]) * unit if unit else float(value)
+        return float(seconds_from(0).read(seconds))
     except ValueError:
         raise click.BadParameter(f"{value!r} is not a duration, such as 90, 5m, 2h or 1d") from None
 

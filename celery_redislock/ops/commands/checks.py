@@ -26,7 +26,7 @@ FINDINGS: Final = (
 @with_states
 @click.option("--sort", type=click.Choice(list(ORDERS)), default="held", show_default=True)
 @click.option("--reverse", is_flag=True, help="Reverse the order.")
-@click.option("--every", type=click.FloatRange(0.1), default=1.0, show_default=True)
+@click.option("--every", type=click.FloatRange(0.1, 86400), default=1.0, show_default=True)
 @click.option("--limit", type=click.IntRange(1), help="Show at most this many.")
 @click.option("--times", type=click.IntRange(1), help="Stop after this many refreshes.")
 @with_app

@@ -28,7 +28,7 @@ from ..command import problem, with_app
 )
 @click.option(
     "--every",
-    type=click.FloatRange(0.1),
+    type=click.FloatRange(0.1, 86400),
     default=10.0,
     show_default=True,
     help="Seconds from one look at the lock server to the next, at least.",

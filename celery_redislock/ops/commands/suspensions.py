@@ -48,7 +48,7 @@ def suspend(
     if not naming.target:
         _show(operations.list_suspensions(app), as_json)
         return
-    if not seconds:
+    if seconds < 0.001:
         raise problem("for how long? Give --for, such as --for 1h")
     what = _named(app, naming)
     try:
