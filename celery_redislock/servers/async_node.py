@@ -13,7 +13,7 @@ from ..errors import LockUnavailable
 from ..protocol.clock import clock
 from ..protocol.exchange import Call
 from .async_server import ASKING, OnConnections, Undo
-from .connections import IDLE_FOR
+from .connections import IDLE_FOR, explained
 from .line import Line
 from .node import Node
 from .restarts import HeldOff
@@ -84,7 +84,7 @@ class AsyncNode(OnConnections):
             try:
                 wire = wire or await self._wires.make(timeout)
             except (RedisError, OSError) as exc:
-                raise node.failed(key, exc) from exc
+                raise node.failed(key, explained(exc, self._wires.pool)) from exc
             try:
                 result = await wire.hold(begin(node.watch, *args), timeout)
             except BaseException as exc:

@@ -14,6 +14,8 @@ import redis
 import redis.asyncio as aio
 import redis.asyncio.sentinel as aio_sentinel
 from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 from redis.sentinel import (
     Sentinel,
@@ -114,6 +116,21 @@ def _sentinel_like(manager: Any, timeout: float) -> Any:
     copied = copy.copy(manager)
     copied.sentinels = made.sentinels
     return copied
+
+
+def explained(error: Exception, pool: redis.ConnectionPool) -> Exception:
+    """The error of a new connection of this pool, with what it may mean if only one side speaks
+    TLS: a server waits for the rest of a greeting in TLS, and ends a connection without it.
+    """
+    kind = pool.connection_class
+    if issubclass(kind, redis.SSLConnection):
+        hint = "the URL asks for TLS: does this port speak it?"
+        is_likely = type(error) is RedisTimeoutError
+    else:
+        hint = "the URL does not ask for TLS: does this port want it?"
+        is_met = type(error) is RedisConnectionError and " connecting to" not in str(error)
+        is_likely = is_met and not issubclass(kind, redis.UnixDomainSocketConnection)
+    return type(error)(f"{error}; {hint}") if is_likely else error
 
 
 def checkout(pool: redis.ConnectionPool) -> Any:

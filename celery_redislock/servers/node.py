@@ -11,7 +11,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..errors import LockUnavailable
 from ..protocol.exchange import Call
-from .connections import Connections, PoolFactory
+from .connections import Connections, PoolFactory, explained
 from .restarts import HeldOff, ServerWatch
 from .server import Commands, Server
 from .talk import (
@@ -88,7 +88,7 @@ class Node(Server):
             try:
                 connection = connections.take()
             except (RedisError, OSError) as exc:
-                raise self.failed(key, exc) from exc
+                raise self.failed(key, explained(exc, connections.pool)) from exc
             try:
                 result = _hold(begin(self.watch, *args), connection, timeout)
             except BaseException as exc:

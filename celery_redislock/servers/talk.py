@@ -24,6 +24,7 @@ from redis.exceptions import (
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.sentinel import MasterNotFoundError
 
 from ..errors import LockUnavailable
 from ..protocol.claims import Acquired, Busy, Reserved
@@ -199,7 +200,10 @@ def may_repeat(error: BaseException, begin: Begin[Any]) -> bool:
 def unavailable(key: str, error: BaseException) -> LockUnavailable:
     """The `LockUnavailable` that callers get for this error."""
     kind = "" if isinstance(error, Unusable) else f"{type(error).__name__}: "
-    failure = LockUnavailable(key, None, f"{kind}{error}{_hint(error)}")
+    text = str(error)
+    if isinstance(error, MasterNotFoundError):
+        text, _, _ = text.partition(" : <")  # the clients of the sentinels that did not answer
+    failure = LockUnavailable(key, None, f"{kind}{text}{_hint(error)}")
     failure.__cause__ = error
     return failure
 
@@ -207,6 +211,13 @@ def unavailable(key: str, error: BaseException) -> LockUnavailable:
 def _hint(error: BaseException) -> str:
     if moved_to(error):
         return "; the URL of a Redis Cluster begins with redis+cluster://"
+    if isinstance(error, MasterNotFoundError):
+        some = (
+            "not all sentinels answer, and those that do"
+            if " : <" in str(error)
+            else "the sentinels"
+        )
+        return f"; {some} watch no master of that name, or it is down"
     if isinstance(error, ResponseError) and _UNKNOWN_COMMAND.search(str(error)):
         if "SENTINEL" in str(error):
             return "; the hosts of such a URL are sentinels, and this is none"

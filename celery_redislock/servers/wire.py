@@ -37,13 +37,13 @@ class Wires:
     """Makes connections like those of a pool that blocks its threads."""
 
     def __init__(self, pools: PoolFactory, watch: ServerWatch) -> None:
-        self._pool: Any = pools(1.0, unused)
+        self.pool: Any = pools(1.0, unused)
         self._watch = watch
         self._tls: Any = None
         self._tls_since = -math.inf
-        kind = self._pool.connection_class
-        kwargs = self._pool.connection_kwargs
-        self._of_sentinel = isinstance(self._pool, SentinelConnectionPool)
+        kind = self.pool.connection_class
+        kwargs = self.pool.connection_kwargs
+        self._of_sentinel = isinstance(self.pool, SentinelConnectionPool)
         if self._of_sentinel:
             kind = SSLConnection if issubclass(kind, SSLConnection) else Connection
             kwargs = {name: kwargs[name] for name in kwargs if name != "connection_pool"}
@@ -91,7 +91,7 @@ class Wires:
     async def _made(self, timeout: float) -> Wire:
         where = {}
         if self._of_sentinel:
-            found = await in_thread(self._pool.get_master_address)
+            found = await in_thread(self.pool.get_master_address)
             where = dict(zip(("host", "port"), found, strict=True))
         wire = Wire(self._kind(**self._kwargs, **where))
         self._share_tls(wire.connection)
