@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 import redis
-from django.db import transaction
+from django.db import connections, transaction
 from django.utils.asyncio import async_unsafe
 
 from ..errors import ConfigError, LockLost
@@ -43,7 +43,8 @@ def transaction_lock(
 
     Take it before the transaction's first query: at REPEATABLE READ, MySQL's default, a transaction
     goes on to see the rows as they were then. A transaction that has the lock gets the same lock
-    again. The blocks that Django's `TestCase` opens do not count. The lock belongs to the thread
+    again. So does one of another database, in the same thread: the lock is released with the last
+    of them. The blocks that Django's `TestCase` opens do not count. The lock belongs to the thread
     that took it, as a connection does.
 
     If the lock was lost, the block's end and the commit raise `LockLost`, and the transaction is
@@ -113,37 +114,53 @@ class _Held:
         """Whether this thread has it. A test server's threads share one connection."""
         return self.thread == threading.get_ident()
 
+    def is_of(self, lock: RedisLock) -> bool:
+        """Whether it is the same lock in Redis."""
+        return self.lock.key == lock.key and self.lock._server is lock._server
+
     @property
     def is_over(self) -> bool:
         """Whether no block uses it, and there is nothing to release."""
         return not self.blocks and self.lock.fence == 0
 
 
+def _all_held() -> list[_Held]:
+    """What is held for the transactions of all connections of this thread."""
+    found = [vars(connection).get(_LOCKS) for connection in connections.all(initialized_only=True)]
+    return [held for locks in found if locks is not None for held in locks.held]
+
+
 class _Locks:
-    """The locks that are held for the transactions of a connection."""
+    """The locks that are held for the transactions of a connection. A lock that a thread takes for
+    those of several connections is one, and is released with the last of them.
+    """
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
-        self._held: list[_Held] = []
+        self.held: list[_Held] = []
 
     def enter(self, lock: RedisLock, block: object) -> RedisLock:
         """Take this lock for a block, or return the same lock that the transaction has."""
         self.settle()
-        for held in self._held:
-            same = held.lock.key == lock.key and held.lock._server is lock._server
-            if same and held.is_mine:
+        known = [held for held in _all_held() if held.is_mine and held.is_of(lock)]
+        for held in self.held:
+            if held in known:
                 held.blocks.add(block)
                 held.lock.ensure()
                 return held.lock
+        lock = known[0].lock if known else lock
         # Before it is taken: whatever comes, what is taken is known here.
-        self._held.append(_Held(lock, block))
+        self.held.append(_Held(lock, block))
         _watch(self._connection)
-        lock._enter(lock._keys)  # no `with` block: the lock may outlive it
+        if known:
+            lock.ensure()
+        else:
+            lock._enter(lock._keys)  # no `with` block: the lock may outlive it
         return lock
 
     def leave(self, block: object) -> None:
         """End a block. Safe to repeat."""
-        for held in self._held:
+        for held in self.held:
             held.blocks.discard(block)
         self.settle()
 
@@ -152,17 +169,19 @@ class _Locks:
         try:
             if has_ended or not _is_in_transaction(self._connection):
                 with ExitStack() as stack:  # all of them, even if one raises
-                    for held in self._held:
-                        if held.is_mine and not held.blocks:
+                    for held in [each for each in self.held if each.is_mine and not each.blocks]:
+                        if any(each.lock is held.lock for each in _all_held() if each is not held):
+                            self.held.remove(held)
+                        else:
                             stack.callback(held.lock.release)
         finally:
-            self._held = [held for held in self._held if not held.is_over]
-            if not self._held and isinstance(self._connection, _Watched):
+            self.held = [held for held in self.held if not held.is_over]
+            if not self.held and isinstance(self._connection, _Watched):
                 self._connection.__class__ = type(self._connection).__bases__[1]
 
     def ensure(self) -> None:
         """Raise `LockLost` if a lock is known to be lost."""
-        for held in self._held:
+        for held in self.held:
             if held.lock.lost:
                 held.lock.ensure()
 

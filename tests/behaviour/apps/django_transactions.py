@@ -18,7 +18,7 @@ from django.urls import path
 from shop.celery import app
 from shop.models import Product
 
-from celery_redislock import LockConflict, LockLost, RedisLock
+from celery_redislock import LockLost, RedisLock
 from celery_redislock.django import transaction_lock
 from tests.behaviour.apps.transactions_settings import ALIASES
 from tests.support.waiting import eventually
@@ -219,12 +219,38 @@ class Committed(Names, TransactionTestCase):
             with transaction.atomic(using="other"):
                 with transaction_lock(self.name), transaction_lock(other, using="other"):
                     pass
-                with pytest.raises(LockConflict), transaction_lock(other, timeout=0):
-                    pass
                 assert RedisLock(app, other).locked()
             assert not RedisLock(app, other).locked()
             assert self.locked
         assert not self.locked
+
+    def test_transactions_of_several_databases_have_one_lock(self):
+        """A thread does not wait for itself, and the lock is free after the last of them."""
+        for outer, inner in (("default", "other"), ("other", "default")):
+            with transaction.atomic(outer), transaction_lock(self.name, outer) as first:
+                with transaction.atomic(inner), transaction_lock(self.name, inner, timeout=0) as it:
+                    assert it is first
+                assert self.locked, "the outer transaction is open"
+            assert not self.locked
+        with transaction.atomic(using="other"):
+            with transaction_lock(self.name), transaction_lock(self.name, "other", timeout=0):
+                pass
+            assert self.locked, "the only transaction is open"
+        assert not self.locked
+
+    def test_a_lost_lock_commits_in_no_database(self):
+        with pytest.raises(LockLost), transaction.atomic():
+            with pytest.raises(LockLost), transaction.atomic(using="other"):
+                with (
+                    transaction_lock(self.name, ttl=3) as lock,
+                    transaction_lock(self.name, "other"),
+                ):
+                    Product.objects.update(price=2)
+                    Product.objects.using("other").create(name="desk", price=1)
+                thief = self.steal(lock)
+            thief.release()
+        assert self.prices() == [1]
+        assert not Product.objects.using("other").exists()
 
     def test_who_waits_for_it_reads_what_was_committed(self):
         name, seen, waits = self.name, [], threading.Event()
