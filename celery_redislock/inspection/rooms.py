@@ -136,23 +136,19 @@ def rooms_of(
 
 def _fronts(
     server: Server, rooms: Sequence[LockKeys], most: int
-) -> tuple[float, list[int], list[int], list[list[bytes]]]:
-    """The server's time; and for each room its tasks, those in pool slots, its first members."""
+) -> tuple[float, list[int], list[list[bytes]]]:
+    """The server's time; and for each room how many tasks it has, and its first members."""
     commands = [
         command
         for keys in rooms
-        for command in (
-            *(("LLEN", keys.room), ("ZCOUNT", keys.waiters, 0, "+inf")),
-            ("LRANGE", keys.room, 0, most - 1),
-        )
+        for command in (("LLEN", keys.room), ("LRANGE", keys.room, 0, most - 1))
     ]
     now, replies = read(server, commands)
-    totals, in_slots = ([each or 0 for each in replies[first::3]] for first in (0, 1))
-    return now, totals, in_slots, [each or [] for each in replies[2::3]]
+    return now, [each or 0 for each in replies[::2]], [each or [] for each in replies[1::2]]
 
 
 def _rooms(server: Server, rooms: Sequence[LockKeys], app: Any, most: int) -> Iterator[Room]:
-    now, totals, in_slots, fronts = _fronts(server, rooms, max(most, FRONT) if most else 1)
+    now, totals, fronts = _fronts(server, rooms, max(most, FRONT) if most else 1)
     # Only if all at the front are pending slots may they wait for quiet.
     looked_at = [
         front if all(each.startswith(PENDING) for each in front) else front[:most]
@@ -161,22 +157,21 @@ def _rooms(server: Server, rooms: Sequence[LockKeys], app: Any, most: int) -> It
     asked = [
         command
         for keys, front, members in zip(rooms, fronts, looked_at, strict=True)
-        if front
         for command in (
+            # Those that are dead by now are still there.
+            ("ZCOUNT", keys.waiters, f"({int(now * 1000)}", "+inf"),
             ("ZCOUNT", keys.sent, "-inf", int((now - UNTAKEN_AFTER) * 1000)),
             *(("HGET", keys.entries, each) for each in front[:most]),
             *(("HGET", keys.entries, b"#" + each) for each in members),
             *(("ZSCORE", keys.sent, each) for each in members),
         )
     ]
-    left = iter(read(server, asked)[1] if asked else ())
+    left = iter(read(server, asked)[1])
     found = []
-    for keys, total, waiters, front, members in zip(
-        rooms, totals, in_slots, fronts, looked_at, strict=True
-    ):
-        room = Room(keys.name, now, [], total, waiters)
+    for keys, total, front, members in zip(rooms, totals, fronts, looked_at, strict=True):
+        in_slots, count = next(left) or 0, next(left) or 0
+        room = Room(keys.name, now, [], total, in_slots)
         if front:
-            count = next(left) or 0
             entries = [next(left) or b"" for _ in front[:most]]
             states = [next(left) for _ in members]
             sent = [None if (at := next(left)) is None else float(at) / 1000 for _ in members]
