@@ -14,6 +14,7 @@ import pytest
 from celery import Celery
 
 from celery_redislock import LockConflict, RedisLock, SingletonTask, TaskSkipped
+from celery_redislock.lock import sources
 from celery_redislock.lock.greenlets import Alarm
 from celery_redislock.protocol import waiting
 from celery_redislock.protocol.canonical import digest
@@ -75,6 +76,25 @@ def test_who_does_not_get_a_lock_asks_once(lock, own_redis, label):
     with lock, sent_to(own_redis) as sent:
         assert not RedisLock(own_redis.url, label).acquire(0)
     assert sent == ["acquire"]
+
+
+def test_a_new_lock_of_a_known_url_opens_no_connection(own_redis, label):
+    """Though nothing else has kept the last one's. Those of very many URLs are not kept."""
+
+    def use(url: str) -> None:
+        with RedisLock(url, label):
+            pass
+        gc.collect()
+
+    with own_redis.client() as client:
+        use(own_redis.url)
+        before = client.info("stats")["total_connections_received"]
+        for _ in range(3):
+            use(own_redis.url)
+        assert client.info("stats")["total_connections_received"] == before
+        for db in range(1, 16):
+            use(f"{own_redis.url}/{db}")
+        assert client.info("clients")["connected_clients"] <= sources.KEPT + 1
 
 
 def test_a_lock_that_is_handed_over_takes_three_commands(lock, own_redis, label):

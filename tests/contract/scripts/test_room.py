@@ -107,6 +107,22 @@ def test_a_lock_outside_of_tasks_does_not_overtake_unless_nobody_publishes(room:
     assert room.due_in < -KEPT, "that it took the lock is no look"
 
 
+def test_who_takes_the_lock_does_not_put_off_the_look_at_one_that_it_cannot_publish(
+    room: Room,
+) -> None:
+    """Else those who can would look when this lock expires, and wait for turn after turn."""
+    holder = room.take("holder")
+    room.park("theirs", "ours")
+    room.published(room.settle(holder), "theirs")
+    room.look("theirs")
+    room.pass_time(FOR_OTHERS)
+    room.published(room.look("theirs"), "ours")
+    due_in = room.due_in
+    room.take("ours")
+    assert room.due_in == due_in <= KEPT
+    room.published(room.look(), "theirs")
+
+
 def test_who_cannot_publish_one_tries_again_with_growing_pauses(room: Room) -> None:
     holder = room.take("holder")
     room.park("a")
