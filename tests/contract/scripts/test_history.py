@@ -161,6 +161,14 @@ def test_duplicates_are_counted_for_the_run_and_for_the_hour(store, inside, make
     assert value["turned_away"] == 6
 
 
+def test_a_duplicate_is_counted_for_its_hour_where_no_run_has_the_lock(store, inside, make) -> None:
+    duplicate = make(turned_away=True)
+    inside.set(duplicate.keys.lock, "somebody", px=20_000)
+    assert isinstance(store.run(calls.acquire(duplicate)), Busy)
+    assert inside.get(duplicate.keys.lock) == "somebody"
+    assert sum(past.per_hour(inside.hget(duplicate.keys.turned, "pkg.task").encode()).values()) == 1
+
+
 def test_many_tasks_of_one_bucket_share_its_room(own_store, make, label) -> None:
     """Else what is remembered would grow with every task that is ever defined."""
     names, history, tasks = in_one_bucket(label), 20, 8

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from celery_redislock.protocol import calls
@@ -14,6 +16,7 @@ from celery_redislock.protocol.claims import (
     Done,
     Extension,
 )
+from celery_redislock.protocol.holders import encode
 from celery_redislock.protocol.keys import BUCKETS
 from tests.contract.claims import busy, extended, extension, make_claim, outcomes, taken
 from tests.support.waiting import eventually
@@ -164,7 +167,23 @@ def test_who_counts_for_the_holder_extends_no_longer_than_it_may_hold(store, lab
     )
 
 
+def test_who_is_no_task_tells_its_own_lock_from_anothers(store, label) -> None:
+    mine, other = (Claim(make_claim(label).keys, t, 30, encode(t, ttl_ms=30_000)) for t in "ab")
+    held = taken(store.run(calls.acquire(mine)))
+    assert busy(store.run(calls.acquire(other))).relation == "other"
+    assert taken(store.run(calls.acquire(mine))).fence == held.fence
+
+
 # -- other runs of the task -------------------------------------------------------------------
+
+
+def test_what_a_newer_release_says_of_its_run_is_not_believed(store, inside, label) -> None:
+    claim = make_claim(label, task_id=label)
+    value = {"token": "t", "v": 99, "task_id": label, "cooling": True, "done": ["0", 1]}
+    inside.set(claim.keys.lock, json.dumps(value, separators=(",", ":")), px=20_000)
+    for attempt in (0, 1):
+        asked = make_claim(label, task_id=label, attempt=attempt)
+        assert busy(store.run(calls.acquire(asked))).relation == "newer"
 
 
 def test_a_retry_takes_over_from_an_attempt_that_missed_its_heartbeats(

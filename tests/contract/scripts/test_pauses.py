@@ -139,6 +139,14 @@ def test_a_retry_that_died_before_it_had_its_lock_leaves_it_to_its_own_retry(roo
     room.take("runs", attempt=2, kept="heir")
 
 
+def test_what_died_without_its_lock_leaves_none_to_its_retry(room):
+    claim = room.take("runs")
+    room.dies()
+    kept = (holders.opening_of_held("heir"), 50.0)
+    assert not room.settle(claim, heir=kept, died=True).ours
+    room.take("other")
+
+
 @pytest.mark.parametrize("limit", [1, 3])
 def test_a_copy_that_comes_in_the_pause_of_its_run_meets_the_run_s_note(make_room, limit):
     room, note = make_room(limit), notes.EXPECTS_RESULT

@@ -304,6 +304,15 @@ def test_an_id_whose_entry_is_gone_blocks_nobody(room: Room) -> None:
     assert not room.client.exists(room.keys.room)
 
 
+def test_an_id_whose_entry_is_gone_does_not_give_up(room: Room) -> None:
+    room.take("holder")
+    room.park("first", give_up=30.0)
+    room.client.delete(room.keys.entries)
+    room.pass_time(31)
+    assert room.look().offered is None
+    assert not room.client.exists(room.keys.room, room.keys.deadlines, room.keys.entries)
+
+
 # -- beside those who wait in a pool slot ---------------------------------------------------------
 
 

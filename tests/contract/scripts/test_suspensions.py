@@ -13,7 +13,7 @@ from celery_redislock.protocol import calls
 from celery_redislock.protocol.claims import Acquired, Busy, Extension, Parked, Reserved
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.protocol.suspensions import Suspension, in_force
-from tests.contract.claims import busy, keep, taken
+from tests.contract.claims import busy, keep, names_apart, taken
 from tests.contract.scripts.a_room import KEPT, SLOT, TASK, Room
 from tests.support.waiting import eventually
 
@@ -138,6 +138,33 @@ def test_a_lock_that_is_resumed_makes_no_other_room_due(room: Room) -> None:
         assert room.due_in < 1
     finally:
         room.client.zrem(room.keys.rooms, "1|another")
+
+
+def test_what_waits_in_any_bucket_is_due_when_its_task_is_resumed(store, inside, label) -> None:
+    rooms = [Room(store, inside, name) for name in names_apart(label, 5)]
+    lists, others = zip(*((room.keys.suspended, room.keys.rooms) for room in rooms), strict=True)
+    task = Suspension(task=TASK)
+    for room in rooms[1:]:
+        room.take("holder")
+        room.park("first")
+    store.run(calls.suspend(lists, others, task, HOUR))
+    assert inside.exists(*lists) == len(lists)
+    assert min(room.due_in for room in rooms[1:]) > 60
+    assert store.run(calls.suspend(lists, others, task, 0)).task == TASK
+    assert not inside.exists(*lists)
+    assert max(room.due_in for room in rooms[1:]) < 1
+    assert rooms[0].due_in is None
+
+
+def test_what_it_ends_is_counted_in_it(room: Room) -> None:
+    suspend(room)
+    for ended in (1, 2):
+        room.store.run(calls.turn_away(room.claim("first"), None, suspended=True), once=True)
+        (told,) = json.loads(room.client.get(room.keys.suspended)).values()
+        assert told["ended"] == ended
+    resume(room)
+    room.store.run(calls.turn_away(room.claim("first"), None, suspended=True), once=True)
+    assert not room.client.exists(room.keys.suspended), "it is over"
 
 
 def test_what_runs_goes_on_and_the_next_one_waits(room: Room) -> None:
