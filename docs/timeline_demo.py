@@ -20,12 +20,13 @@ from examples.demo import scenes
 from examples.demo.events import Event
 from examples.demo.history import History, Run
 
-#: Narrow, so that its words can be read on a telephone.
-WIDTH, LEFT, RIGHT = 600, 94, 142
-TOP, ROW = 106, 32
+#: Narrow, so that its words can be read on a telephone. Where there is room it is shown larger.
+WIDTH, MARGIN, LARGER = 440, 16, 1.25
+#: A row has its words, and below them its runs: how far below, and where their part begins.
+TOP, ROW, WORDS, RUNS, GAP = 104, 50, 16, 16, 3
 SIZE = 14
 #: Characters in a line of a caption, and its lines.
-CAPTION, LINES = 80, 3
+CAPTION, LINES = 57, 3
 #: Seconds for which the whole is seen before it starts again, and how often it plays.
 PAUSE, TIMES = 4.0, 5
 #: Seconds that a wait must last to be drawn.
@@ -95,29 +96,26 @@ def draw(recorded: Recorded) -> str:
     """The picture, as the text of an SVG."""
     history, end = recorded.history, recorded.end
     bottom = TOP + len(scenes.ROWS) * ROW
-    height = bottom + 88
-    scale = Scale(math.ceil(end), LEFT, WIDTH - RIGHT)
+    height = bottom + 112
+    scale = Scale(math.ceil(end), MARGIN, WIDTH - MARGIN)
     clock = Clock(end)
     parts = [
         f'<rect class="panel" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="8"/>',
-        text_at(16, 28, TITLE, "text", size=17),
+        text_at(MARGIN, 28, TITLE, "text", size=17),
         *_captions(recorded, clock),
         *_axis(scale, bottom),
     ]
     for number, row in enumerate(scenes.ROWS):
-        y = TOP + number * ROW + ROW / 2
-        parts += [text_at(16, y + 2, row, size=SIZE), *_runs(history, row, y, scale)]
-        parts += _state(history, row, y, clock)
-    until = scale(end)
-    parts += [
-        f'<rect class="panel cover" x="{LEFT - 6}" y="{TOP - 4}" width="{until - LEFT + 12:.1f}"'
-        f' height="{bottom - TOP + 4}" stroke-width="0"/>',
-        f'<path class="grid now" d="M{LEFT} {TOP - 4}V{bottom}" stroke-width="2"/>',
-        *_legend(history, bottom + 44),
-    ]
-    style = clock.style(until - LEFT)
+        top = TOP + number * ROW
+        parts += [text_at(MARGIN, top + WORDS, row, size=SIZE)]
+        parts += _state(history, row, top + WORDS, clock)
+        parts += _runs(history, row, top + WORDS + RUNS, scale)
+        parts += _cover(top + WORDS, scale(end))
+    parts += _legend(history, bottom + 42)
+    style = clock.style(scale(end) - MARGIN)
     words = in_words(recorded)
-    return "\n".join([*head(WIDTH, height, TITLE, words, style), *parts, "</svg>", ""])
+    start = head(WIDTH, height, TITLE, words, style, LARGER)
+    return "\n".join([*start, *parts, "</svg>", ""])
 
 
 class Clock:
@@ -168,22 +166,36 @@ class Clock:
 
 
 def _captions(recorded: Recorded, clock: Clock) -> Iterator[str]:
-    yield f'<g class="still">{text_at(16, 52, summary(recorded), "quiet", size=SIZE)}</g>'
+    yield f'<g class="still">{text_at(MARGIN, 52, summary(recorded), "quiet", size=SIZE)}</g>'
     ends = [at for at, _ in recorded.captions[1:]] + [recorded.end]
     for (at, text), until in zip(recorded.captions, ends, strict=True):
         if at >= recorded.end or until - at < VISIBLE:
             continue
         yield f'<g class="{clock.between(at, until)}">'
         for number, line in enumerate(textwrap.wrap(text, CAPTION)[:LINES]):
-            yield text_at(16, 52 + 18 * number, line, "quiet", size=SIZE)
+            yield text_at(MARGIN, 52 + 19 * number, line, "quiet", size=SIZE)
         yield "</g>"
 
 
 def _axis(scale: Scale, bottom: float) -> Iterator[str]:
+    """Lines behind the runs of each row, and none through its words."""
+    tops = [TOP + number * ROW + WORDS + GAP for number in range(len(scenes.ROWS))]
     for second in range(0, int(scale.span) + 1, 5):
         x = scale(second)
-        yield f'<path class="grid" d="M{x:.1f} {TOP}V{bottom}" stroke-width="1"/>'
-        yield text_at(x, bottom + 17, f"{second} s" if second else "0", "quiet", "middle", 12)
+        lines = "".join(f"M{x:.1f} {top}v{ROW - WORDS - GAP}" for top in tops)
+        yield f'<path class="grid" d="{lines}" stroke-width="1"/>'
+        label, anchor = (f"{second} s", "middle") if second else ("0", "start")
+        yield text_at(x, bottom + 15, label, "quiet", anchor, 12)
+
+
+def _cover(top: float, until: float) -> Iterator[str]:
+    """What hides a row's runs until they have happened, and its edge."""
+    yield (
+        f'<rect class="panel cover" x="{MARGIN - 5}" y="{top + GAP}"'
+        f' width="{until - MARGIN + 10:.1f}" height="{ROW - WORDS - GAP}" stroke-width="0"/>'
+    )
+    line = f"M{MARGIN} {top + GAP}v{ROW - WORDS - GAP}"
+    yield f'<path class="grid now" d="{line}" stroke-width="2"/>'
 
 
 def _runs(history: History, row: str, y: float, scale: Scale) -> Iterator[str]:
@@ -202,12 +214,13 @@ def _runs(history: History, row: str, y: float, scale: Scale) -> Iterator[str]:
 
 def _state(history: History, row: str, y: float, clock: Clock) -> Iterator[str]:
     """Who has the lock at each time; in the still picture, what became of all."""
-    x = WIDTH - RIGHT + 14
-    yield f'<g class="still">{text_at(x, y + 2, counts(history, row), size=SIZE)}</g>'
+    x = WIDTH - MARGIN
+    told = text_at(x, y, counts(history, row), anchor="end", size=SIZE)
+    yield f'<g class="still">{told}</g>'
     for since, until, text in _states(history.runs_of(row)):
         moment = clock.between(since, until if until < math.inf else clock.end)
         kind = "text" if text != "free" else "quiet"
-        yield f'<g class="{moment}">{text_at(x, y + 2, text, kind, size=SIZE)}</g>'
+        yield f'<g class="{moment}">{text_at(x, y, text, kind, "end", SIZE)}</g>'
 
 
 def _states(runs: Sequence[Run]) -> Iterator[tuple[float, float, str]]:
@@ -222,12 +235,12 @@ def _states(runs: Sequence[Run]) -> Iterator[tuple[float, float, str]]:
 
 
 def _legend(history: History, y: float) -> Iterator[str]:
-    entries = [("runs", "runs on worker one", 0, 0), ("other", "on worker two", 190, 0)]
-    entries += [("slot", "waits", 340, 0), ("skipped", "is skipped", 0, 1)]
-    entries += [("deferred", "is deferred, and comes again", 130, 1)]
-    entries += [("raised", "its process is killed", 380, 1)]
+    entries = [("runs", "runs on worker one", 0, 0), ("other", "on worker two", 200, 0)]
+    entries += [("skipped", "is skipped", 0, 1), ("slot", "waits", 200, 1)]
+    entries += [("raised", "its process is killed", 0, 2)]
+    entries += [("deferred", "deferred, comes again", 200, 2)]
     for kind, words, left, line in entries:
-        x, at = 16 + left, y + 24 * line
+        x, at = MARGIN + left, y + 25 * line
         is_bar = kind in (*ON.values(), "slot")
         yield stretch(kind, x, x + 20, at) if is_bar else mark(kind, x + 10, at)
-        yield text_at(x + 27, at + 5, words, "quiet", size=13)
+        yield text_at(x + 27, at + 5, words, "quiet", size=SIZE)

@@ -279,10 +279,15 @@ class Scale:
         return self.left + (self.right - self.left) * seconds / self.span
 
 
-def head(width: float, height: float, title: str, words: str, style: str = "") -> Iterator[str]:
-    """The start of a picture: its title, the same in words, and its colours."""
+def head(
+    width: float, height: float, title: str, words: str, style: str = "", larger: float = 1
+) -> Iterator[str]:
+    """The start of a picture: its title, the same in words, its colours, and how large it is shown
+    where there is room.
+    """
     yield (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}"'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width * larger:g}"'
+        f' height="{height * larger:g}"'
         f' viewBox="0 0 {width} {height}" role="img" aria-labelledby="title desc">'
     )
     yield f'<title id="title">{escape(title)}</title>'

@@ -4,6 +4,7 @@ recorded, which a real run still gives.
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ElementTree
 
 import pytest
@@ -38,6 +39,13 @@ def test_the_pictures_are_what_the_recordings_give(recordings, tmp_path):
     draw_demo(DEMO, tmp_path)
     drawn = {path.name: path.read_text() for path in tmp_path.glob("*.svg")}
     assert drawn == {path.name: path.read_text() for path in PICTURES.glob("*.svg")}
+
+
+def test_the_words_of_the_home_pages_picture_can_be_read_on_a_telephone():
+    svg = (PICTURES / "demo.svg").read_text(encoding="utf-8")
+    (width,) = re.findall(r'viewBox="0 0 (\d+)', svg)
+    smallest = min(map(int, re.findall(r"font-size:(\d+)px", svg)))
+    assert smallest * (400 - 32) / int(width) >= 10, "the site has margins of 16 px"
 
 
 def test_every_policy_has_its_picture_and_the_page_shows_it(recordings):
