@@ -306,7 +306,7 @@ def test_a_test_of_the_project_needs_no_redis(monkeypatch):
     monkeypatch.setenv("REDIS_URL", f"redis://127.0.0.1:{free_port()}/0")
     done = python(f"{PROJECT}/manage.py", "test", "shop")
     assert done.returncode == 0, done.stderr
-    assert "Ran 2 tests" in done.stderr
+    assert "Ran 4 tests" in done.stderr
 
 
 # -- transactions -----------------------------------------------------------------------------

@@ -42,7 +42,7 @@ DOCUMENTS = [
 ]
 DB = 10
 #: How many blocks of a page do not run. Each says why.
-NOT_RUN = {"docs/migrating.md": 2, "docs/migrating-others.md": 3, "docs/django.md": 2}
+NOT_RUN = {"docs/migrating.md": 2, "docs/migrating-others.md": 3}
 
 
 def test_the_guarantees_quote_the_last_run_of_the_fault_bench():

@@ -50,6 +50,11 @@ DATABASES = {
     }
 }
 
+REST_FRAMEWORK = {
+    "EXCEPTION_HANDLER": "shop.conflicts.conflict_is_409",
+    "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
+}
+
 CELERY_BROKER_URL = REDIS_URL
 CELERY_RESULT_BACKEND = REDIS_URL
 CELERY_REDISLOCK_URL = REDIS_URL
