@@ -46,6 +46,7 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 
 html_theme = "furo"
+html_favicon = "../celery_redislock/web/static/icon.svg"
 html_static_path = ["_static"]
 html_css_files = ["narrow.css"]
 html_search_scorer = str(HERE / "_static/scorer.js")
@@ -69,6 +70,7 @@ NAVIGATION = {
         "containers",
         "servers",
         "operations",
+        "json",
         "monitoring",
         "security",
         "guarantees",
@@ -100,7 +102,6 @@ def navigation() -> str:
 #: headings only by most of their text; it leads to these by a word.
 SEARCHED = {
     "deploying": {"# Deploying": ["deploy"]},
-    "fastapi": {"# FastAPI": ["409"]},
     "guarantees": {
         "## How a run ends, also by a crash": ["crash"],
         "## Platforms": ["windows", "macos"],
@@ -109,7 +110,7 @@ SEARCHED = {
         "## A lock is stuck": ["stuck lock"],
         "## Sizing the ttl": ["timeout"],
     },
-    "options": {"## AsyncRedisLock, for asyncio": ["asyncio"]},
+    "options": {"## AsyncRedisLock, for asyncio": ["asyncio"], "## Errors": ["409"]},
     "recipes": {"## Beat: jobs that overlap, and two beats": ["two beats"]},
     "start": {"# Start": ["install"], "## A beat job": ["django-celery-beat"]},
     "testing": {"## With a real Redis": ["tests with redis"]},

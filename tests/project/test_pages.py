@@ -14,9 +14,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Page, sync_playwright
 
 import celery_redislock
+from docs.conf import SEARCHED
 from tests.support.pages import (
     CONFIGURATION,
     KNOWN,
@@ -240,24 +241,69 @@ def test_machines_find_every_page_by_what_it_is_about(site):
     assert all((site / f"{page}.html").exists() for page in pages)
 
 
-@pytest.mark.timeout(300)
-def test_no_page_is_wider_than_a_telephone(site):
-    width = 400
+@pytest.fixture(scope="module")
+def browser():
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
         assert not os.environ.get("CI"), "chromium is missing, and in CI it must be there"
         pytest.skip("no chromium on this machine (apt-get install chromium)")
-    wider = {}
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": width, "height": 900})
-        for html in sorted(site.rglob("*.html")):
-            page.goto(html.as_uri())
-            it_is = page.evaluate("document.documentElement.scrollWidth")
-            if it_is > width:
-                wider[html.name] = it_is
+        yield browser
         browser.close()
-    assert wider == {}
+
+
+def wider_than_the_window(page: Page) -> bool:
+    return bool(page.evaluate("document.documentElement.scrollWidth > window.innerWidth"))
+
+
+@pytest.mark.timeout(300)
+def test_no_page_is_wider_than_a_telephone(site, browser):
+    page = browser.new_page(viewport={"width": 400, "height": 900})
+    wider = []
+    for html in sorted(site.rglob("*.html")):
+        page.goto(html.as_uri())
+        wider += [html.name] if wider_than_the_window(page) else []
+    assert wider == []
+
+
+#: The left and right edges of what a page's sections consist of; and its blocks that are cut.
+EDGES = """() => {
+    const parts = document.querySelectorAll("article section > :is(p, ul, [class*=highlight])");
+    const edges = [...parts].map(each => each.getBoundingClientRect());
+    const blocks = [...document.querySelectorAll("article pre")];
+    return [
+        [...new Set(edges.map(each => `${Math.round(each.left)} ${Math.round(each.right)}`))],
+        blocks.filter(each => each.scrollWidth > each.clientWidth).map(each => each.innerText),
+    ];
+}"""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("width", [1280, 1366, 1600])
+def test_code_is_as_wide_as_prose_and_is_not_cut(site, browser, width):
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    for source in (ROOT / "docs").glob("*.md"):
+        page.goto((site / f"{source.stem}.html").as_uri())
+        edges, cut = page.evaluate(EDGES)
+        assert len(edges) <= 1, source.name
+        assert cut == [] or source.stem == "api", source.name
+        assert not wider_than_the_window(page), source.name
+
+
+@pytest.mark.timeout(300)
+def test_the_search_leads_first_to_the_heading_that_answers_it(site, browser):
+    page = browser.new_page()
+    for stem, headings in SEARCHED.items():
+        for heading, words in headings.items():
+            for word in words:
+                page.goto(f"{(site / 'search.html').as_uri()}?q={word}")
+                first = page.locator("#search-results li a").first
+                first.wait_for()
+                address = first.get_attribute("href") or ""
+                assert re.search(rf"\b{stem}\.html\b", address), f"{word}: {address}"
+                title = heading.lstrip("# ").replace("`", "")
+                assert title in (first.text_content() or ""), word
 
 
 #: Pages that `llms.txt` need not tell of in a sentence.

@@ -1,4 +1,4 @@
-"""`--json`: each command prints the keys that docs/operations.md names, with their units."""
+"""`--json`: each command prints the keys that docs/json.md names, with their units."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ import pytest
 
 from tests.support.looking import ROOT, client_of, end, every_state, park, run, take, told
 
-_, _, REST = (ROOT / "docs/operations.md").read_text(encoding="utf-8").partition("### JSON\n")
-SECTION, _, _ = REST.partition("\n## ")
-ITEMS = re.findall(r"^\* (.*?)(?=^\* |^$)", SECTION, re.M | re.S)
+PAGE = (ROOT / "docs/json.md").read_text(encoding="utf-8")
+ITEMS = re.findall(r"^\* (.*?)(?=^\* |^$)", PAGE, re.M | re.S)
 
 
 def named_in(text: str) -> set[str]:

@@ -27,10 +27,15 @@ def test_every_metric_is_documented():
         for family in (*registry.collect(), *prometheus.Collector(None).describe())
     }
     assert made == set(re.findall(r"^\| `(redislock_\w+)` \| (?:`task`|\| )", DOCUMENT, re.M))
-    assert all(f"`redislock.{metric.name}`" in DOCUMENT for metric in METRICS)
+
+
+def test_the_metrics_of_a_worker_but_the_last_are_those_of_opentelemetry():
+    table = DOCUMENT.partition("| metric | labels | measures |")[2].partition("\n\n")[0]
+    names = re.findall(r"^\| `redislock_(\w+?)(?:_seconds|_total)?` \|", table, re.M)
+    assert names == [*(metric.name for metric in METRICS), "lock_warn_after"]
 
 
 def test_every_event_and_field_is_documented():
     kinds = {each.event for each in Outcome if each.event}
-    assert kinds == set(re.findall(r"^\| `task-lock-(\w+)`", DOCUMENT, re.M))
+    assert kinds == set(re.findall(r"^\* `task-lock-(\w+)`:", DOCUMENT, re.M))
     assert all(f"`{name}`" in DOCUMENT for name in FIELDS)
