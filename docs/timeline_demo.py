@@ -21,7 +21,7 @@ from examples.demo.events import Event
 from examples.demo.history import History, Run
 
 #: Narrow, so that its words can be read on a telephone. Where there is room it is shown larger.
-WIDTH, MARGIN, LARGER = 440, 16, 1.25
+WIDTH, MARGIN, LARGER = 440, 16, 1.15
 #: A row has its words, and below them its runs: how far below, and where their part begins.
 TOP, ROW, WORDS, RUNS, GAP = 104, 50, 16, 16, 3
 SIZE = 14
@@ -191,8 +191,8 @@ def _axis(scale: Scale, bottom: float) -> Iterator[str]:
 def _cover(top: float, until: float) -> Iterator[str]:
     """What hides a row's runs until they have happened, and its edge."""
     yield (
-        f'<rect class="panel cover" x="{MARGIN - 5}" y="{top + GAP}"'
-        f' width="{until - MARGIN + 10:.1f}" height="{ROW - WORDS - GAP}" stroke-width="0"/>'
+        f'<rect class="panel cover" x="{MARGIN - 8}" y="{top + GAP}"'
+        f' width="{until - MARGIN + 16:.1f}" height="{ROW - WORDS - GAP}" stroke-width="0"/>'
     )
     line = f"M{MARGIN} {top + GAP}v{ROW - WORDS - GAP}"
     yield f'<path class="grid now" d="{line}" stroke-width="2"/>'

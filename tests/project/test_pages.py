@@ -217,6 +217,8 @@ def test_the_site_has_every_page_and_takes_nothing_from_elsewhere(site):
         html = (site / f"{page.stem}.html").read_text(encoding="utf-8")
         for loaded in re.findall(r"<(?:script|link|img)\b[^>]*?(?:src|href)=\"([^\"]+)\"", html):
             assert not loaded.startswith(("http:", "https:", "//")), loaded
+        (icon,) = re.findall(r'rel="shortcut icon" href="([^"]+)"', html)
+        assert (site / icon).is_file()
         for other in (ROOT / "docs").glob("*.md"):
             itself = "#" if other == page else f"{other.stem}.html"
             assert f'href="{itself}"' in html, f"{page.name} does not lead to {other.name}"
