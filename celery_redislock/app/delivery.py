@@ -228,8 +228,9 @@ class Delivery:
     def _read(self, header: Mapping[str, Any]) -> None:
         is_copy = bool(header.get("redelivered"))
         self.copied = self.copied or is_copy
-        # Earlier releases do not say whether a copy has begun. One from a room has not.
-        self.began = self.began or bool(header.get("began", is_copy and not header.get("parked")))
+        # Earlier releases do not say whether a copy has begun. One straight from a room has not;
+        # one that was put off since may be all that is left of a run.
+        self.began = self.began or bool(header.get("began", is_copy and "parked_at" not in header))
         self.deferrals = int(header.get("deferrals", 0))
         self.outages = int(header.get("outages", 0))
         self.since = header.get("since")

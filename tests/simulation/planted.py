@@ -137,7 +137,7 @@ FAULTS: dict[str, Fault] = {
 }  # fmt: skip
 
 _BEGAN_IN_ROOM = Change(
-    "app/delivery.py", 'bool(header.get("began", is_copy and not header.get("parked")))', "is_copy"
+    "app/delivery.py", 'bool(header.get("began", is_copy and "parked_at" not in header))', "is_copy"
 )
 _DEFERS = Change(
     "tasks/decide.py", "if not (facts.locks.is_quorum or state.message.fanout):", "if False:"

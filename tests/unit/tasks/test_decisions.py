@@ -210,6 +210,14 @@ TABLE: dict[str, tuple[Case, list[Answer], list[Question], Outcomes]] = {
         FROM_ROOM._replace(mark={"redelivered": True}), [OWN], [],
         deferred(1.0, Outcome.REDELIVERED, is_alone=False),
     ),
+    "its own run, of what an earlier release put off since it came from the room": (
+        Case(header={"parked": "this:0.0", "redelivered": True, "deferrals": 1}), [OWN], [],
+        deferred(2.0, Outcome.REDELIVERED, is_alone=False),
+    ),
+    "its own run, of what an earlier release parked": (
+        Case(header={"parked": "this:0.0", "redelivered": True, "parked_at": 1.0}), [OWN], [],
+        TurnedAway(Outcome.RUNS_ELSEWHERE, HOLDER),
+    ),
     "its own run, around it": (EAGER, [OWN], [], GoUnlocked()),
     "its own run, of another queue's copy": (
         FANOUT, [OWN], [], TurnedAway(Outcome.RUNS_ELSEWHERE, HOLDER),
@@ -484,7 +492,7 @@ TABLE: dict[str, tuple[Case, list[Answer], list[Question], Outcomes]] = {
     ),
     "suspended, and its time in the room is over, by an older release's header": (
         policy(Wait(timeout=5), header={
-            "parked": True, "gave_up": True, "since": 1.0, "redelivered": True,
+            "parked": True, "gave_up": True, "since": 1.0, "redelivered": True, "parked_at": 1.0,
         }),
         [OFF, OFF], [Await(OFF, 5.0, SKIP)],
         TurnedAway(Outcome.SKIPPED, suspension=SUSPENSION),
