@@ -195,22 +195,19 @@ def _of_kill(tally: Tally, recovered: float | None) -> Iterator[str]:
 
 # -- the table --------------------------------------------------------------------------------
 
-_COLUMNS: Final = ("fired", "ran", "skipped", "deferred", "interrupted", "overlapping")
-
 
 def table_of(figures: Figures) -> list[str]:
-    """The summary as aligned lines of at most 80 characters; the first is the head."""
-    tallies = [(SCENES[name][1], tally) for name, tally in figures.scenes.items()]
-    rows = [*tallies, ("all", figures.total)]
-    lines = [_line("", _COLUMNS)]
-    lines += [_line(label, [getattr(tally, name) for name in _COLUMNS]) for label, tally in rows]
-    return lines
+    """The summary as aligned lines that fit a narrow terminal; the first is the head."""
+    heads = [SCENES[name][1].partition(",")[0] for name in figures.scenes]
+    columns = [dataclasses.asdict(tally) for tally in (*figures.scenes.values(), figures.total)]
+    return [
+        _line("", [*heads, "all"]),
+        *(_line(name, [column[name] for column in columns]) for name in columns[0]),
+    ]
 
 
 def _line(label: str, cells: Sequence[object]) -> str:
-    return f"{label:22}" + "".join(
-        f"{cell!s:>{len(name) + 2}}" for cell, name in zip(cells, _COLUMNS, strict=True)
-    )
+    return f"{label:12}" + "".join(f"{cell!s:>8}" for cell in cells)
 
 
 def verdict_of(figures: Figures) -> list[str]:

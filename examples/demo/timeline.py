@@ -6,6 +6,7 @@ import dataclasses
 import textwrap
 import time
 from collections import Counter
+from itertools import groupby
 from typing import Final
 
 from rich.console import Console, Group
@@ -20,6 +21,8 @@ from .screen import Screen
 #: Seconds that there is room for; more if the machine is slow.
 _SPAN: Final = 20.0
 _TICK: Final = 5
+#: Drawings a second, at most.
+_DRAWINGS: Final = 10
 #: Columns for the labels, left of the time.
 _LABEL: Final = 20
 _WIDEST: Final = 140
@@ -61,9 +64,15 @@ class LiveScreen(Screen):
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(highlight=False)
-        # Cropped: a drawing that is higher than the terminal could not be drawn over. And without
-        # a thread: the story says when to draw.
-        self._live = Live(console=self._console, auto_refresh=False, vertical_overflow="crop")
+        self._drawing = Group()
+        # Cropped: a drawing that is higher than the terminal could not be drawn over. Its thread
+        # writes the latest drawing: the story does not wait for a slow terminal.
+        self._live = Live(
+            console=self._console,
+            get_renderable=lambda: self._drawing,
+            refresh_per_second=_DRAWINGS,
+            vertical_overflow="crop",
+        )
         self._started = time.monotonic()
         self._origin: float | None = None
         self._caption = ""
@@ -92,15 +101,14 @@ class LiveScreen(Screen):
         self._draw()
 
     def summary(self, figures: Figures) -> None:
-        head, *rows, total = table_of(figures)
-        recovered, overlapping, verdict = verdict_of(figures)
-        end = (verdict, "bold red" if figures.problems else "bold green")
-        lines = [("", ""), (head, "dim"), *((row, "") for row in rows), (total, "bold"), ("", "")]
-        for line, style in (*lines, (recovered, ""), (overlapping, ""), end):
+        head, *rows = table_of(figures)
+        *verdict, last = verdict_of(figures)
+        lines = [("", ""), (head, "dim"), *((line, "") for line in (*rows, "", *verdict))]
+        for line, style in (*lines, (last, "bold red" if figures.problems else "bold green")):
             self._console.print(Text(line, style))
 
     def _draw(self) -> None:
-        self._live.update(Group(*self._frame(time.monotonic())), refresh=True)
+        self._drawing = Group(*self._frame(time.monotonic()))
 
     def _frame(self, now: float) -> list[Text]:
         # One column less: a line that fills the terminal wraps on some.
@@ -143,7 +151,9 @@ class Strip:
             self._cells[column + offset] = (char, style)
 
     def labelled(self, label: str, style: str) -> Text:
-        return Text.assemble((f" {label:{_LABEL - 1}}", style), *self._cells)
+        alike = groupby(self._cells, key=lambda cell: cell[1])
+        drawn = (("".join(char for char, _ in cells), style) for style, cells in alike)
+        return Text.assemble((f" {label:{_LABEL - 1}}", style), *drawn)
 
 
 def draw(history: History, scale: Scale, glyphs: Glyphs) -> list[Text]:
@@ -152,7 +162,7 @@ def draw(history: History, scale: Scale, glyphs: Glyphs) -> list[Text]:
     for row in scenes.ROWS:
         lines.append(_runs(history, row, scale, glyphs).labelled(row, "bold"))
         lines.append(_marks(history, row, scale, glyphs).labelled(_counts(history, row), "dim"))
-    return [*lines, Text(), *_legend(glyphs)]
+    return [*lines, Text(), *_legend(glyphs, _LABEL + scale.columns)]
 
 
 def _captioned(caption: str, width: int) -> list[Text]:
@@ -204,7 +214,7 @@ def _counts(history: History, row: str) -> str:
     return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
 
 
-def _legend(glyphs: Glyphs) -> list[Text]:
+def _legend(glyphs: Glyphs, width: int) -> list[Text]:
     bar, killed = glyphs.first + glyphs.run * 3, glyphs.killed
     runs = [(bar, f"on worker {node}", node) for node in scenes.NODES]
     duplicates = [
@@ -213,13 +223,17 @@ def _legend(glyphs: Glyphs) -> list[Text]:
         (glyphs.waits * 3, "waits", "waits"),
     ]
     return [
-        _listed("runs", [*runs, (killed, "killed", "killed")]),
-        _listed("duplicates", duplicates),
+        *_listed("runs", [*runs, (killed, "killed", "killed")], width),
+        *_listed("duplicates", duplicates, width),
     ]
 
 
-def _listed(label: str, entries: list[tuple[str, str, str]]) -> Text:
-    line = Text(f" {label:{_LABEL - 1}}", "dim")
+def _listed(label: str, entries: list[tuple[str, str, str]], width: int) -> list[Text]:
+    """The signs with their meanings, on as many lines as it takes."""
+    lines = [Text(f" {label:{_LABEL - 1}}", "dim")]
     for sign, meaning, style in entries:
-        line.append_text(Text.assemble((sign, _STYLES[style]), f" {meaning}   "))
-    return line
+        entry = Text.assemble((sign, _STYLES[style]), f" {meaning}   ", style="dim")
+        if len(lines[-1]) > _LABEL and len(lines[-1]) + len(entry.plain.rstrip()) > width:
+            lines.append(Text(" " * _LABEL))
+        lines[-1].append_text(entry)
+    return lines

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import urllib.request
 import uuid
 from collections.abc import Iterator
@@ -14,9 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from examples.demo import scenes
+from examples.demo.history import History
 from examples.demo.stage import shield
+from examples.demo.timeline import LiveScreen
 from tests.support.servers import redis_server_binary
 from tests.support.waiting import eventually
 
@@ -136,3 +141,32 @@ def test_the_users_own_servers_are_out_of_its_reach():
     }
     shield(environment)
     assert environment == {"HOME": "/"}
+
+
+class SlowTerminal(io.StringIO):
+    """Takes nothing after `is_slow` is set until `takes` is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_slow, self.is_full, self.takes = (threading.Event() for _ in range(3))
+
+    def write(self, text: str) -> int:
+        if self.is_slow.is_set():
+            self.is_full.set()
+            assert self.takes.wait(60)
+        return super().write(text)
+
+
+def test_what_is_drawn_last_is_seen_and_nobody_waits_for_a_slow_terminal():
+    terminal = SlowTerminal()
+    screen = LiveScreen(Console(file=terminal, force_terminal=True, width=60, height=24))
+    with screen:
+        terminal.is_slow.set()
+        screen.caption("Not seen.")
+        assert terminal.is_full.wait(60)
+        # When: the terminal takes nothing. Then: the story goes on all the same.
+        screen.begin()
+        screen.caption("Seen at last.")
+        screen.refresh(History())
+        terminal.takes.set()
+    assert "Seen at last." in terminal.getvalue()
