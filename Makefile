@@ -2,8 +2,10 @@
 
 # The first of these that works; PYTHON=... chooses another.
 PYTHON ?= $(shell for p in python3.12 python3.11 python3.10 python3.13 python3; do \
-	$$p -c 'import sys, venv; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$p && break; done)
-PYTHONS := 3.10 3.11 3.12 3.13
+	$$p -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$p && break; done)
+NEEDS_PYTHON := test -n "$(PYTHON)" || { echo "No Python 3.10 or later with venv was found: install one \
+	(apt install python3-venv, dnf install python3), or set PYTHON=..."; exit 1; }
+PYTHONS := 3.10 3.11 3.12 3.13 3.14
 # They wait most of the time.
 WORKERS ?= 12
 # File by file, in the order that tests/conftest.py gives: the longest come first.
@@ -23,13 +25,15 @@ help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
 
 .venv/demo: pyproject.toml constraints.txt
-	@test -n "$(PYTHON)" || { echo "No Python 3.10 or later with venv was found; set PYTHON=..."; exit 1; }
+	@$(NEEDS_PYTHON)
+	@echo "Makes .venv from PyPI, once: 70 MB on disk, in a minute or so."
 	$(PYTHON) -m venv .venv
 	.venv/bin/pip install -q --upgrade pip $(LOCKED)
 	.venv/bin/pip install -q -e . --group demo $(LOCKED)
 	@touch $@
 
 .venv/made: .venv/demo
+	@echo "What tests need goes into .venv, once: 1.2 GB on disk, in some minutes."
 	.venv/bin/pip install -q --group test --group lint $(LOCKED)
 	@touch $@
 
@@ -69,7 +73,7 @@ proofs: .venv/made  ## every fault on every broker and pool, and split networks,
 	.venv/bin/python -m tests.proofs $(ARGS)
 
 .venv-bench/made: pyproject.toml constraints.txt bench/peers.txt
-	@test -n "$(PYTHON)" || { echo "No Python 3.10 or later with venv was found; set PYTHON=..."; exit 1; }
+	@$(NEEDS_PYTHON)
 	$(PYTHON) -m venv .venv-bench
 	.venv-bench/bin/pip install -q --upgrade pip $(LOCKED)
 	.venv-bench/bin/pip install -q -e . --group demo -r bench/peers.txt $(LOCKED)
@@ -127,7 +131,7 @@ test-containers: .venv/made  ## the compose file, its page and workers in contai
 
 # An environment of its own: what these tests import is no business of ours.
 .venv-foreign/made: pyproject.toml constraints.txt
-	@test -n "$(PYTHON)" || { echo "No Python 3.10 or later with venv was found; set PYTHON=..."; exit 1; }
+	@$(NEEDS_PYTHON)
 	$(PYTHON) -m venv .venv-foreign
 	.venv-foreign/bin/pip install -q --upgrade pip $(LOCKED)
 	.venv-foreign/bin/pip install -q -e . --group demo --group foreign $(LOCKED)
