@@ -20,14 +20,16 @@ export function units(seconds) {
   return `${Math.floor(whole / 86400)}d${two(Math.floor((whole % 86400) / 3600))}h`;
 }
 
-// The time of day, with its date if that is not today.
+// The time of day, with its date if that is not today, and with its year if that is not this year.
 export function clock(unix, seconds = true) {
-  const at = new Date(unix * 1000);
+  const at = new Date(unix * 1000), now = new Date();
   const parts = { hour: "2-digit", minute: "2-digit", hourCycle: "h23" };
   if (seconds) parts.second = "2-digit";
   const time = at.toLocaleTimeString([], parts);
-  if (at.toDateString() === new Date().toDateString()) return time;
-  return `${at.toLocaleDateString([], { day: "numeric", month: "short", year: "numeric" })}, ${time}`;
+  if (at.toDateString() === now.toDateString()) return time;
+  const date = { day: "numeric", month: "short" };
+  if (at.getFullYear() !== now.getFullYear()) date.year = "numeric";
+  return `${at.toLocaleDateString([], date)}, ${time}`;
 }
 
 // The zone of all times on the page.
