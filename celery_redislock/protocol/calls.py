@@ -285,9 +285,15 @@ def _broken_answer(reply: Any, sent_at: float) -> Holder | None:
 # -- done notes, and the count of duplicates --------------------------------------------------
 
 
-def mark_done(claim: Claim, kind: str = notes.EXPECTS_RESULT) -> Call[None]:
-    """Leave the done note of an attempt that ends without the lock; "replaced" stays."""
-    return _note(claim, notes.encode(kind, claim.sent), claim.done_ttl)
+def mark_done(claim: Claim, kind: str = notes.EXPECTS_RESULT) -> Call[Done | None]:
+    """Leave the done note of an attempt that ends without the lock; "replaced" stays. The answer is
+    the note that another copy of the message has left of the same end, if one surely has.
+    """
+    return _note(claim, notes.encode(kind, claim.sent), claim.done_ttl, partial(_noted, claim))
+
+
+def _noted(claim: Claim, reply: Any, sent_at: float) -> Done | None:
+    return done_in(claim, reply) if reply and claim.sent else None
 
 
 def note_replaced(claim: Claim, attempt: int, by: str, seconds: float) -> Call[None]:
@@ -295,12 +301,12 @@ def note_replaced(claim: Claim, attempt: int, by: str, seconds: float) -> Call[N
     `by` names the task that replaces this one, as `holders.successor_text`.
     """
     later = dataclasses.replace(claim, attempt=attempt)
-    return _note(later, notes.encode_replaced(by), seconds + claim.done_ttl)
+    return _note(later, notes.encode_replaced(by), seconds + claim.done_ttl, nothing_of)
 
 
-def _note(claim: Claim, note: str, seconds: float) -> Call[None]:
+def _note(claim: Claim, note: str, seconds: float, read: Callable[[Any, float], T]) -> Call[T]:
     keys = (claim.keys.lock, claim.done_key)
-    return Call("note", keys, (note, to_ms(seconds)), nothing_of, claim.ttl)
+    return Call("note", keys, (note, to_ms(seconds)), read, claim.ttl)
 
 
 def forget(keys: Sequence[str], most: float) -> list[Call[None]]:

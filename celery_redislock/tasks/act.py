@@ -27,7 +27,7 @@ from ..policies import Policy
 from ..protocol import notes
 from ..protocol.calls import mark_done
 from ..protocol.calls import turn_away as count_turned_away
-from ..protocol.claims import Parking
+from ..protocol.claims import Done, Parking
 from ..protocol.holders import Holder, successor_text
 from ..protocol.log import logger
 from ..verbs import NO_RESULT
@@ -78,9 +78,6 @@ def turn_away(facts: Facts, state: State, request: Any, decision: decide.TurnedA
         return course
     if decision.why:
         logger.warning("redislock: %s is skipped: %s", facts, decision.why)
-    # Note this before the result is stored: if it never is, a copy of the message runs.
-    if outcome is not Outcome.RAISED or facts.acks_failures:
-        note_end(facts, state)
     _count_turned_away(facts, state, decision)
     facts.report_conflict(outcome, holder, suspension=suspension)
     if outcome is Outcome.SKIPPED_WITH_RESULT:
@@ -91,19 +88,22 @@ def turn_away(facts: Facts, state: State, request: Any, decision: decide.TurnedA
     return Ends(_store_end(facts, request, TaskSkipped(facts.key, holder, suspension)))
 
 
-def note_end(facts: Facts, state: State) -> None:
-    """Note for other copies of the message that the task has ended: none must run instead."""
+def note_end(facts: Facts, state: State) -> Done | None:
+    """Note for other copies of the message that the task has ended: none must run instead. Returns
+    the note of a copy that has ended it already.
+    """
     if not state.may_have_copies or state.is_noted:
-        return
+        return None
     note = mark_done(facts.claim, state.note_of(notes.EXPECTS_RESULT))
-    leave = partial(facts.locks.server.run, note, once=True)
+    leave = partial(facts.locks.server.run, note, once=True)  # else it may meet its own note
     try:
-        leave()
+        return leave()
     except LockUnavailable as exc:
         logger.warning(
             "redislock: a copy of %s may run until its end can be noted: %s", facts, exc.reason
         )
         housekeeper.add(leave, most=facts.claim.ttl)
+        return None
 
 
 def _count_turned_away(facts: Facts, state: State, decision: decide.TurnedAway) -> None:

@@ -22,14 +22,14 @@ from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from ..app.delivery import KEY, Delivery, Kept, hand_on_done_key, is_from_newer, take_header
 from ..app.housekeeper import housekeeper
 from ..app.internals import as_running
-from ..app.outcomes import Outcome, is_heard
+from ..app.outcomes import TURNED_AWAY, Outcome, is_heard
 from ..app.results import is_ready, proves_nothing
 from ..app.settings import AppLocks
 from ..errors import LockUnavailable
 from ..lock.lease import Heir, Lease
 from ..protocol import notes, past
 from ..protocol.calls import SUSPENDED, Release, kept_off, mark_done, settle
-from ..protocol.claims import Busy, Free, Parked, Place, Settled
+from ..protocol.claims import Busy, Done, Free, Parked, Place, Settled
 from ..protocol.clock import clock
 from ..protocol.log import logger
 from ..protocol.names import NoLock
@@ -167,10 +167,14 @@ class Life:
     def _follow(self, step: decide.Step) -> Course:
         """Ask until it is decided how the delivery goes on, and do what was decided."""
         with self.as_current():
-            while isinstance(step, decide.Question):
-                answer = self._ask(step)
-                self.state, step = decide.step(self.facts, self.state, step, answer)
-            return self._act(step)
+            while True:
+                while isinstance(step, decide.Question):
+                    answer = self._ask(step)
+                    self.state, step = decide.step(self.facts, self.state, step, answer)
+                done = self._note_end(step)
+                if done is None:
+                    return self._act(step)
+                self.state, step = decide.step(self.facts, self.state, decide.FIRST, done)
 
     def _go_without_lock(
         self, locks: AppLocks, args: Any, kwargs: Mapping[str, Any], request: Any
@@ -327,6 +331,18 @@ class Life:
         room.follow_up(self._task.app, claim.keys, claim.ttl, answer, claim.task_id)
 
     # -- decisions ------------------------------------------------------------------------
+
+    def _note_end(self, decision: decide.Outcomes) -> Done | None:
+        """Note that the task is turned away, before its result is stored: if it never is, a copy of
+        the message runs. Returns the note of a copy that was turned away just before this one.
+        """
+        if not isinstance(decision, decide.TurnedAway) or decision.outcome not in TURNED_AWAY:
+            return None
+        if decision.outcome is Outcome.RAISED and not self.facts.acks_failures:
+            return None
+        done = act.note_end(self.facts, self.state)
+        self.state = self.state._replace(is_noted=True)
+        return None if self.state.reruns else done  # that may be the note of its first run
 
     def _act(self, decision: decide.Outcomes) -> Course:
         facts = self.facts

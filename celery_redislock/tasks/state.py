@@ -77,8 +77,8 @@ class State(NamedTuple):
     reruns: bool = False  # the task has run before, and its result is missing
     first_busy: Busy | None = None  # the first answer that somebody else has the lock
     parks_as: str = ""  # the member as which the task is being put into the waiting room, or ""
-    is_noted: bool = False  # with its answer, the server has noted that the task ends without a run
-    is_counted: bool = False  # in the same way it has counted that
+    is_noted: bool = False  # the server has noted that the task ends without a run
+    is_counted: bool = False  # the server has counted that, with its answer
     is_too_large: bool = False  # the server did not take the message: it cannot wait in the room
 
     def learn(self, **known: Any) -> State:

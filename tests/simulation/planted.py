@@ -337,9 +337,7 @@ OWN: dict[str, Fault] = {
         needs=_tasks("wait_bounded"), faults=False, suspends=True,
     ),
     "the end of a skipped task is not noted": _at(
-        "tasks/act.py",
-        "if outcome is not Outcome.RAISED or facts.acks_failures:\n        note_end(",
-        "if False:\n        note_end(",
+        "tasks/life.py", "done = act.note_end(", "done = None and act.note_end(",
         needs=_both(
             _COPIES, _tasks("queue_limited", "wait_bounded", "queue_bounded", "defer_bounded")
         ), faults=True,

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from celery_redislock.protocol import calls
+from celery_redislock.protocol import calls, notes
 from celery_redislock.protocol.claims import (
     EXTENDED,
     NOT_OURS,
@@ -210,6 +210,29 @@ def test_who_leaves_a_lock_to_its_retry_leaves_a_note_and_who_is_to_run_again_do
     copy = make_claim(label, task_id=label)
     assert isinstance(store.run(calls.acquire(copy)), Done)
     taken(store.run(calls.acquire(copy, again=True)))
+
+
+def test_of_copies_that_are_turned_away_at_once_only_the_first_one_ends_the_task(
+    store, label
+) -> None:
+    first, copy, other = (make_claim(label, task_id=label) for _ in range(3))
+    first.sent = copy.sent = "a message"
+    other.sent = "another message"
+
+    assert store.run(calls.mark_done(first)) is None
+
+    lasting = notes.lasting(notes.EXPECTS_RESULT)
+    done = store.run(calls.mark_done(copy, lasting))
+    assert done is not None
+    assert done.note == notes.Note(notes.EXPECTS_RESULT, "a message")
+    assert done.age < 5
+    assert store.run(calls.mark_done(copy, notes.ENDED)) is None, "another end"
+    assert store.run(calls.mark_done(other, notes.ENDED)) is None, "the same id was sent again"
+
+
+def test_who_does_not_know_its_message_does_not_know_its_copies(store, label) -> None:
+    for _ in range(2):
+        assert store.run(calls.mark_done(make_claim(label, task_id=label))) is None
 
 
 # -- those who wait ---------------------------------------------------------------------------
