@@ -50,8 +50,8 @@ local function times_of(entry)
   return tonumber(gives_up_at), tonumber(arrived)
 end
 
-local function without_deadline(entry)
-  return (string.gsub(entry, '^%d*', ''))
+local function with_deadline(entry, gives_up_at)
+  return (string.gsub(entry, '^%d*', gives_up_at))
 end
 
 -- `due` is 0 for one that waits for its first chance; `first_call` is for a pending slot.

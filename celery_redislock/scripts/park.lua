@@ -95,6 +95,16 @@ local function parked(replaced)
   }
 end
 
+-- The ms at which the member gives up, as text; "" if it does not.
+local function new_deadline()
+  if give_up_after == '' then
+    return ''
+  end
+  local gives_up_at = string.format('%.0f', now + give_up_after)
+  redis.call('ZADD', deadlines, gives_up_at, member)
+  return gives_up_at
+end
+
 if is_there then
   -- Another copy of the message parked the task, or it came and the lock was held. This message ends.
   if not waits_first then
@@ -104,10 +114,10 @@ if is_there then
     state.receipt = string.gsub(state.receipt or '', '/.*$', '') .. (string.match(receipt, '/.*$') or '')
     save_state(member, state)
     local gives_up_at = times_of(before)
-    if gives_up_at and give_up_after == '' then
+    if gives_up_at and (give_up_after == '' or gives_up_at <= now) then
       -- It gave up, and waits on all the same: with that time, it would be published at once.
       redis.call('ZREM', deadlines, member)
-      redis.call('HSET', entries, member, without_deadline(before))
+      redis.call('HSET', entries, member, with_deadline(before, new_deadline()))
     elseif gives_up_at then
       redis.call('ZADD', deadlines, gives_up_at, member)
     end
@@ -203,11 +213,7 @@ for _, each in ipairs(replaceable) do
   end
 end
 
-local gives_up_at = ''
-if give_up_after ~= '' then
-  gives_up_at = string.format('%.0f', now + give_up_after)
-  redis.call('ZADD', deadlines, gives_up_at, member)
-end
+local gives_up_at = new_deadline()
 local first_call = waits_first and (before and state.first_call or now) or nil
 local due = waits_first and math.min(now + quiet, first_call + longest) or 0
 redis.call('HSET', entries, member, entry_text(gives_up_at, arrived, entry))

@@ -504,8 +504,22 @@ def test_one_that_comes_and_waits_on_is_due_as_ever_and_gives_up_in_its_time(roo
     room.take("faster")
     room.pass_time(20)
     assert room.published(room.look(), "a").gives_up
-    assert isinstance(room.parks("a", give_up=20.0), Parked)
-    assert room.due_in <= 0, "not only after the pause that follows a publication"
+    assert isinstance(room.parks("a", give_up=0.001), Parked)
+    assert room.due_in <= 0.001, "not only after the pause that follows a publication"
+
+
+def test_a_copy_that_has_time_left_by_another_clock_waits_for_that_time(room: Room) -> None:
+    room.take("holder")
+    room.park("a", give_up=20.0)
+    room.pass_time(20)
+    assert room.published(room.look(), "a").gives_up
+
+    assert isinstance(room.parks("a", give_up=7.0), Parked)
+
+    assert room.look().offered is None
+    assert room.due_in == 7
+    room.pass_time(7)
+    assert room.published(room.look(), "a").gives_up
 
 
 def test_what_is_over_leaves_the_room_once_and_its_result_is_seen_to(room: Room) -> None:
