@@ -35,7 +35,7 @@ from .interpreter import Event
 PIPE = (0.0001, 0.001)
 #: The least and the most seconds until the pool notices that a child has died.
 NOTICES = (0.02, 4.0)
-#: Seconds from the hard time limit until the child is dead.
+#: Seconds from the hard time limit, when the child gets TERM, until it gets KILL.
 KILLED_AFTER = 0.1
 
 
@@ -58,7 +58,13 @@ class Job:
 
 
 class Child:
-    """A process of the pool. It runs one task at a time."""
+    """A process of the pool. It runs one task at a time.
+
+    Attributes:
+        gets_killed: a time limit is over: the main process gives it no other task.
+    """
+
+    gets_killed = False
 
     def __init__(self, worker: Worker, number: int) -> None:
         world = baton.world
@@ -77,24 +83,27 @@ class Child:
 
     def _run(self) -> None:
         self.worker.app.set_current()
-        while True:
-            self._wakes.wait()
-            self._wakes.clear()
-            job = self.job
-            assert job is not None
-            args = pickle.loads(job.args)
-            baton.world.child_takes(job.task_id, args[2]["retries"])
-            self._say(self.worker.pool.accepted, job, self.process.pid)
-            try:
-                result, ok = job.target(*args), True
-            except (SystemExit, KeyboardInterrupt):
-                once.run_exits()
-                baton.world.kill(self.process)
-                self.worker.pool.died(self)
-                baton.world.wait(None)
-            except Exception:
-                result, ok = ExceptionInfo(), False
-            self._say(self.worker.pool.ended, job, ok, pickle.dumps(result))
+        try:
+            while True:
+                self._wakes.wait()
+                self._wakes.clear()
+                assert self.job is not None
+                self._do(self.job)
+        except (SystemExit, KeyboardInterrupt):
+            once.run_exits()
+            baton.world.kill(self.process)
+            self.worker.pool.died(self)
+            baton.world.wait(None)
+
+    def _do(self, job: Job) -> None:
+        args = pickle.loads(job.args)
+        baton.world.child_takes(job.task_id, args[2]["retries"])
+        self._say(self.worker.pool.accepted, job, self.process.pid)
+        try:
+            result, ok = job.target(*args), True
+        except Exception:
+            result, ok = ExceptionInfo(), False
+        self._say(self.worker.pool.ended, job, ok, pickle.dumps(result))
 
     def _say(self, what: Any, *args: Any) -> None:
         """Tell the main process, in order, by the pipe."""
@@ -138,7 +147,8 @@ class Pool(TaskPool):  # type: ignore[misc]
 
     def give(self) -> None:
         for child in self.children:
-            if child.job is None and child.process.is_alive and self.waiting:
+            is_free = child.job is None and child.process.is_alive and not child.gets_killed
+            if is_free and self.waiting:
                 child.give(self.waiting.popleft())
 
     # -- what children say, in the main process -------------------------------------------
@@ -172,12 +182,13 @@ class Pool(TaskPool):  # type: ignore[misc]
         if job.is_over or child is None or child.job is not job:
             return
         baton.world.note(f"HARD TIME LIMIT of {baton.world.named(job.task_id)}")
-        job.is_over = True
+        job.is_over = child.gets_killed = True
         try:
             raise TimeLimitExceeded(seconds)
         except TimeLimitExceeded:
             job.calls["failure"](ExceptionInfo())
         job.calls["timeout"](False, seconds)
+        baton.world.raise_in(child.main, SystemExit())
         baton.world.after(KILLED_AFTER, lambda: baton.world.kill_child(child))
 
     def terminate_job(self, pid: int, signum: Any = None) -> None:
