@@ -165,14 +165,23 @@ def nothing_is_left(course: Course) -> None:
         now = (EPOCH + course.now + course.server.clock.step) * 1000
         if kind == "waiters" and not course.server.look.zcount(key, now, "+inf"):
             continue  # redis.md: "and those that wait no more, whose requests may come late"
-        if kind == "rooms" and (course.plan.deployed or course.limit_falls):
-            continue  # of a lock with another limit: the look that is due removes it
+        if kind == "rooms" and _is_of_another_limit(course, key):
+            continue  # the look that is due removes it
         if not course.all_ended() and kind in (*OF_A_ROOM, "lock", "lock2", "waiters"):
             continue  # a worker that was killed has lost calls, which may be reserved
         if kind.startswith("lock") and _is_reserved_in_vain(course, key):
             continue
         left = course.server.look.pttl(key)
         course.failed("nothing is left", f"{key}, for {left} ms")
+
+
+def _is_of_another_limit(course: Course, key: str) -> bool:
+    """Whether a room is listed by somebody for whom its lock has another limit than for its tasks:
+    of another release, or of another time; or a `RedisLock`, "which takes the first slot".
+    """
+    limits = {each.partition("|")[0] for each in course.server.look.zrange(key, 0, -1)}
+    is_known = course.plan.deployed or course.limit_falls
+    return bool(is_known) or (course.limit > 1 and limits == {"1"})
 
 
 def _is_reserved_in_vain(course: Course, key: str) -> bool:
@@ -279,7 +288,10 @@ ENDS = {
 
 @prop
 def each_ends_as_its_policy_says(course: Course) -> None:
-    """policies.md, "Side by side". With a deploy, as either release says."""
+    """policies.md, "Side by side". With a deploy, as either release says; deploying.md, "Options
+    change": what a newer call replaces, "as the worker says that has its message: without `result=`
+    it is REVOKED".
+    """
     dropped = any(what == "drop" for _, what, _ in course.operated)
     for call in course.calls.values():
         end = course.end_of(call)
@@ -289,6 +301,9 @@ def each_ends_as_its_policy_says(course: Course) -> None:
             allowed.add("FAILURE")
         if call.task_id in course.killed or _happened(course, "broker away"):
             allowed.add("FAILURE")
+        policies = {each.policy for each in course.specs_of(call)}
+        if len(policies) > 1 and any(each.startswith(NEWEST) for each in policies):
+            allowed.add("REVOKED")
         if "expires" in call.options or dropped or "offer_for" in course.plan.also:
             allowed.add("REVOKED")
         if call.after or any(each.policy == "replace" for each in _specs(course)):
@@ -813,7 +828,7 @@ def no_storm_of_messages(course: Course) -> None:
             3 * messages + 2 * kept
             + _deferred(course, call) + again + _came_again(course, call)
             + (messages + again + _copies(course, call)) * _put_off_in_outages(course)
-            + _falls(course, call)
+            + _falls(course, call) + _overtaken(course, call)
         )  # fmt: skip
         if met > most:
             course.failed("no storm", f"{call.name} was delivered {met} times, not {most}")
@@ -821,11 +836,37 @@ def no_storm_of_messages(course: Course) -> None:
 
 def _falls(course: Course, call: Call) -> int:
     """What was published for a slot above a callable limit that falls waits again; and while others
-    wait that knew the higher one, about twice a second.
+    wait that knew the higher one, about twice a second, and each time that one of them asks in its
+    pool slot, which is three times in a ttl. options.md, "Several at once": "may be delivered
+    several times a second".
     """
     taken = course.taken.get(call.task_id, [0.0])
     falls = math.ceil((taken[-1] - taken[0]) / (2 * LIMIT_FALLS_EVERY))
-    return course.limit_falls * falls * math.ceil(2 * LIMIT_FALLS_EVERY)
+    waiters = sum(
+        each is not call and each.key == call.key and each.spec.policy.startswith("wait")
+        for each in course.calls.values()
+    )
+    a_second = 2 + waiters * 3 / course.ttl
+    return course.limit_falls * falls * math.ceil(LIMIT_FALLS_EVERY * a_second)
+
+
+def _overtaken(course: Course, call: Call) -> int:
+    """options.md, `Replace`: "The newer task goes before all that wait", also before one whose
+    message is on its way: that one waits again.
+    """
+    taken = course.taken.get(call.task_id, [])
+    begins = [
+        run.began
+        for run in course.runs
+        if run.key == call.key
+        and run.task_id in course.calls
+        and any(each.policy == "replace" for each in course.specs_of(course.calls[run.task_id]))
+    ]
+    spans = [
+        (at, min([each for each in taken if each > at], default=at))
+        for at in course.published(call.task_id, at_once=True)
+    ]
+    return sum(any(sent < at < came for sent, came in spans) for at in begins)
 
 
 def _copies(course: Course, call: Call) -> int:
