@@ -16,7 +16,7 @@ from celery.exceptions import Reject, SoftTimeLimitExceeded
 from ..app.again import message_options, publish_again
 from ..app.brokers import broker_of
 from ..app.delivery import KEY, Delivery
-from ..app.entries import Entry
+from ..app.entries import Entry, Waiter
 from ..app.housekeeper import housekeeper
 from ..app.internals import least_countdown
 from ..app.outcomes import Outcome
@@ -269,9 +269,13 @@ def parking_of(
     )
     options = message_options(facts.raw, request, header, message)
     entry = Entry.of(task, request.args, request.kwargs, options, message.content_type)
+    entry = entry.sealed(task.app, facts.key)
+    text = entry.dump()
+    waiter = Waiter(task, request.args, request.kwargs, options, header[KEY])
+    room.note_parked(text, entry, waiter)
     grace, began = question.grace, decide.has_begun(facts, state)
     return Parking(
-        entry.sealed(task.app, facts.key).dump(),
+        text,
         member=state.parks_as,
         arrived=message.arrived,
         received=message.received,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections import deque
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -43,6 +44,14 @@ from .locked import LockedTask
 SOON: Final = 5.0
 #: What becomes of a task that no worker has taken, though this process can publish it.
 AGAIN: Final = "it is published again"
+#: What this process parked last, by its text: the next call is likely to replace the one before,
+#: which then need not be read again. Two, as a call is parked before the one that it replaces ends.
+_parked_here: Final[deque[tuple[str, Entry, Waiter]]] = deque(maxlen=2)
+
+
+def note_parked(text: str, entry: Entry, waiter: Waiter) -> None:
+    """Note what this process parks, and has sealed."""
+    _parked_here.append((text, entry, waiter))
 
 
 class Looked(NamedTuple):
@@ -183,6 +192,15 @@ def _outage_at(app: Any, expired: Any) -> str:
     return f"the lock server was away for {outage[1] - outage[0]:.0f} s meanwhile"
 
 
+def _read(app: Any, keys: LockKeys, text: str, unknown: bool) -> tuple[Entry, Waiter]:
+    """What an entry says, if it is to be believed. It raises what `Entry.load_for` does."""
+    for parked, entry, waiter in tuple(_parked_here):  # another thread may add to it
+        if parked == text and entry.lock == keys.lock and waiter.task.app is app:
+            return entry, waiter
+    entry = Entry.load(text)
+    return entry, _believed(app, keys, entry, entry.load_for(app, unknown))
+
+
 def _believed(app: Any, keys: LockKeys, entry: Entry, waiter: Waiter) -> Waiter:
     """The waiter, if its entry is sealed, or is a plain call of a task of this room."""
     if entry.is_sealed(app, keys.lock):
@@ -316,8 +334,7 @@ def _store_replaced(
 ) -> bool:
     """Store the result, unless one is stored. False if that is left to others."""
     try:
-        entry = Entry.load(text)
-        waiter = _believed(app, keys, entry, entry.load_for(app, unknown))
+        entry, waiter = _read(app, keys, text, unknown)
     except NotOurs:
         return False
     except CorruptEntry as exc:

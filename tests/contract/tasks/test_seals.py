@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from celery_redislock import SingletonTask
-from celery_redislock.app.entries import Entry, NotOurs
+from celery_redislock.app.entries import Entry, ForgedEntry, NotOurs, Waiter
 from celery_redislock.inspection.rooms import named
+from celery_redislock.protocol.keys import lock_keys
+from celery_redislock.tasks import room
 from celery_redislock.tasks.room import look_after
 from tests.support.workers import make_app
 
@@ -78,3 +80,20 @@ def test_a_pickle_without_a_seal_is_not_read(conf, tmp_path):
         assert not (tmp_path / "ran").exists()
         entry.sealed(app, "a lock").content(app)
         assert (tmp_path / "ran").exists()
+
+
+def test_what_this_process_parked_is_believed_unread_but_not_in_the_room_of_another_lock(conf):
+    with make_app({"broker_url": conf["broker_url"]}) as app:
+
+        @app.task(name="plain_one")
+        def task():
+            """Never runs."""
+
+        keys, other = lock_keys("redislock", "one"), lock_keys("redislock", "other")
+        options = {"task_id": "x", "headers": {}}
+        entry = Entry.of(task, [], {}, options).sealed(app, keys.lock)
+        waiter = Waiter(task, [], {}, options, {})
+        room.note_parked(entry.dump(), entry, waiter)
+        assert room._read(app, keys, entry.dump(), unknown=False)[1] is waiter
+        with pytest.raises(ForgedEntry):
+            room._read(app, other, entry.dump(), unknown=False)
