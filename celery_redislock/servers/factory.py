@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Protocol, TypeAlias
 
 import redis
@@ -29,19 +30,23 @@ Client: TypeAlias = redis.Redis | redis.RedisCluster | aio.Redis | aio.RedisClus
 
 def is_client(source: Any) -> bool:
     """Whether this is one of these clients."""
-    return bool(_classes_of(source))
+    kind: Any = type(source)
+    return bool(_clients_among(kind))
 
 
 def is_for_asyncio(source: Any) -> bool:
     """Whether this is one of these clients, for asyncio."""
-    return any(".asyncio." in each.__module__ for each in _classes_of(source))
+    kind: Any = type(source)
+    return any(".asyncio." in each.__module__ for each in _clients_among(kind))
 
 
-def _classes_of(source: Any) -> list[type]:
+@lru_cache
+def _clients_among(kind: type) -> list[type]:
+    """The class itself and those that it inherits from, as far as they are clients."""
     names = ("Redis", "RedisCluster", "Valkey", "ValkeyCluster")
     return [
         each
-        for each in type(source).__mro__
+        for each in kind.__mro__
         if each.__name__ in names and each.__module__.startswith(("redis.", "valkey."))
     ]
 
