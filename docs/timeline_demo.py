@@ -110,7 +110,7 @@ def draw(recorded: Recorded) -> str:
         parts += [text_at(MARGIN, top + WORDS, row, size=SIZE)]
         parts += _state(history, row, top + WORDS, clock)
         parts += _runs(history, row, top + WORDS + RUNS, scale)
-        parts += _cover(top + WORDS, scale(end))
+        parts += [_cover(top + WORDS)]
     parts += _legend(history, bottom + 42)
     style = clock.style(scale(end) - MARGIN)
     words = in_words(recorded)
@@ -149,14 +149,12 @@ class Clock:
             [
                 COLOURS,
                 ".moment,.now{opacity:0}",
-                ".cover{transform:scaleX(0);transform-box:fill-box;transform-origin:right}",
                 "@media (prefers-reduced-motion:no-preference){",
                 f".moment{{animation:{self.whole:.1f}s step-end {TIMES}}}{names}",
                 f".still{{animation:still {self.whole:.1f}s step-end {TIMES}}}",
-                f".cover{{animation:cover {play}}}.now{{animation:now {play}}}",
+                f".now{{animation:now {play}}}",
                 "}",
                 f"@keyframes still{{0%{{opacity:0}}{stop}{{opacity:1}}}}",
-                f"@keyframes cover{{0%{{transform:scaleX(1)}}{stop},to{{transform:scaleX(0)}}}}",
                 "@keyframes now{0%{opacity:1;transform:none}"
                 f"{stop}{{opacity:1;transform:translateX({distance:.1f}px)}}"
                 f"{float(stop[:-1]) + 0.01:.2f}%,to{{opacity:0}}}}",
@@ -188,14 +186,14 @@ def _axis(scale: Scale, bottom: float) -> Iterator[str]:
         yield text_at(x, bottom + 15, label, "quiet", anchor, 12)
 
 
-def _cover(top: float, until: float) -> Iterator[str]:
-    """What hides a row's runs until they have happened, and its edge."""
-    yield (
-        f'<rect class="panel cover" x="{MARGIN - 8}" y="{top + GAP}"'
-        f' width="{until - MARGIN + 16:.1f}" height="{ROW - WORDS - GAP}" stroke-width="0"/>'
+def _cover(top: float) -> str:
+    """What hides a row's runs until they have happened, and its edge. It leaves on the right."""
+    height = ROW - WORDS - GAP
+    return (
+        f'<svg y="{top + GAP}" width="{WIDTH - MARGIN / 2}" height="{height}">'
+        f'<rect class="panel now" x="{MARGIN}" width="{WIDTH}" height="{height}" stroke-width="0"/>'
+        f'<path class="grid now" d="M{MARGIN} 0v{height}" stroke-width="2"/></svg>'
     )
-    line = f"M{MARGIN} {top + GAP}v{ROW - WORDS - GAP}"
-    yield f'<path class="grid now" d="{line}" stroke-width="2"/>'
 
 
 def _runs(history: History, row: str, y: float, scale: Scale) -> Iterator[str]:
