@@ -31,7 +31,7 @@ from celery_redislock import testing
 from tests.support.pages import ROOT, Block, blocks
 
 URL = re.compile(r"redis://[\w.-]+(:\d+)?(/\d+)?")
-VALUE = re.compile(r"#\s*(True|False|None|-?\d+|'[^']*'|\"[^\"]*\")(:|$)")
+VALUE = re.compile(r"#\s*(True|False|None|-?\d+|'[^']*'|\"[^\"]*\"|\('[^()]*\))(:|$)")
 
 
 class App(Celery):
