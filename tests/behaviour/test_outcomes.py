@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import re
 import uuid
 
 import pytest
 from celery import VERSION, chain, chord
-from celery.exceptions import TaskRevokedError
+from celery.exceptions import ChordError, TaskRevokedError
 
 from celery_redislock import LockConflict, RedisLock, SingletonTask, TaskSkipped
 from tests.support.servers import Proxy
@@ -123,6 +124,63 @@ def test_a_chord_with_a_duplicate_that_has_a_result_goes_on(sig, holder, label):
     holder("skip_result")
     header = [sig("skip_result", label), sig("add", f"{label}-other", 1)]
     assert chord(header, sig("total"))().get(timeout=20) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "then", "goes_on"),
+    [
+        ("skip", "skipped", False),
+        ("skip_result", "skipped", True),
+        ("refuse", "raised", False),
+        ("defer", "deferred", True),
+        ("queued", "queued", True),
+        ("queued", "queued, and revoked", False),
+        ("coalesced", "coalesced, and replaced", False),
+        ("coalesced_uuid", "coalesced, and replaced", True),
+        ("replaced_sometime", "replacing, and replaced", False),
+    ],
+)
+def test_a_chord_in_the_header_of_a_chord_ends_as_its_members_do(
+    worker, sender, sig, holder, journal, label, name, then, goes_on
+):
+    """Both are called once, or fail."""
+    first, member = holder(name), sig(name, label)
+    task_id = member.freeze().id
+    inner, outer = (sig("heard", "called", f"{label}-{which}") for which in ("inner", "outer"))
+    header = chord([member, sig("add", f"{label}-a", 1)], inner.set(immutable=True))
+    result = chord([header, sig("add", f"{label}-b", 1)], outer.set(immutable=True))()
+    first_end, _, second_end = then.partition(", and ")
+    eventually(lambda: f"[{task_id}] {first_end}" in worker.log(), "it met the holder")
+    if second_end == "replaced":
+        sig(name, label).apply_async()
+        said = rf"\[{task_id}\] (was )?replaced"  # with a result, a worker ends it
+        eventually(lambda: re.search(said, worker.log()), "a newer call replaced it")
+    elif second_end == "revoked":
+        sender.control.revoke(task_id)
+    journal.let_go(first.id)
+    if goes_on:
+        result.get(timeout=20)
+    else:
+        with pytest.raises(ChordError, match=task_id):
+            result.get(timeout=20)
+    calls = [journal.count(f"{label}-{which}", "heard") for which in ("inner", "outer")]
+    assert calls == ([1, 1] if goes_on else [0, 0])
+
+
+@pytest.mark.parametrize("name", ["skip", "skip_result"])
+def test_a_callback_in_the_header_of_a_chord_that_is_a_duplicate_ends_it(
+    sig, holder, journal, label, name
+):
+    holder(name)
+    header = [sig("add", f"{label}-{number}", 1) for number in range(2)]
+    inner = chord(header, sig(name, label).set(immutable=True))
+    outer = chord([inner, sig("add", f"{label}-b", 1)], sig("heard", label=label))()
+    if name == "skip_result":
+        assert outer.get(timeout=20) == ["skipped", 1]
+    else:
+        with pytest.raises(TaskSkipped):
+            outer.get(timeout=20)
+    assert journal.count(label, "heard") == (name == "skip_result")
 
 
 def test_a_chain_behind_a_skipped_duplicate_fails_fast(sig, holder, label):
