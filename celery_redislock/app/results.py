@@ -14,6 +14,7 @@ from celery.exceptions import Retry
 from celery.utils.time import maybe_make_aware
 
 from ..errors import TaskSkipped
+from ..protocol import notes
 
 #: On a request: the state RETRY is stored, and Celery stores it no more.
 _RETRY_STORED: Final = "_redislock_retry_stored"
@@ -98,6 +99,19 @@ def proves_nothing(task: Any, request: Context) -> bool:
     from celery.backends.rpc import RPCBackend
 
     return isinstance(task.backend, DisabledBackend | RPCBackend) or ignores_result(task, request)
+
+
+def note_of_end(task: Any, request: Context, *, fails: bool) -> str:
+    """The note that a call's end leaves: `PUBLISHING` if its result proves not what follows it.
+    Celery stores a result when it has published what follows a success, and before a chord is told;
+    and before all that follows a failure.
+    """
+    told = ("chord", "chain", "errbacks") if fails else ("chord",)
+    if any(getattr(request, name, None) for name in told):
+        return notes.PUBLISHING
+    if not fails and (request.callbacks or request.chain) and proves_nothing(task, request):
+        return notes.PUBLISHING
+    return notes.EXPECTS_RESULT
 
 
 def is_ready(task: Any, task_id: str) -> bool:

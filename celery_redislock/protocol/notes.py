@@ -16,9 +16,9 @@ from .holders import Holder
 DONE_TTL: Final = 600.0
 #: The attempt has ended. A copy need not look for a result.
 ENDED: Final = "0"
-#: The task's body has ended. Celery stores the result last: a stored result proves the whole end.
+#: The task's body has ended. A stored result proves the whole end.
 EXPECTS_RESULT: Final = "1"
-#: The task's body has ended. Celery publishes the tasks that follow, and stores no result as proof.
+#: The task's body has ended. Celery publishes what follows, which no stored result will prove.
 PUBLISHING: Final = "c"
 #: The attempt was replaced before it began, or before its run ended: the copy that meets this note
 #: ends it. Once it has ended, or another process stores its result, the note is of a kind above.

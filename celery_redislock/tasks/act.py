@@ -19,12 +19,11 @@ from ..app.delivery import KEY, Delivery
 from ..app.entries import Entry, Waiter
 from ..app.housekeeper import housekeeper
 from ..app.internals import least_countdown
-from ..app.outcomes import Outcome
+from ..app.outcomes import TURNED_AWAY, Outcome
 from ..app.results import store_skipped
 from ..app.times import seconds_until
 from ..errors import LockConflict, LockUnavailable, TaskReplaced, TaskSkipped
 from ..policies import Policy
-from ..protocol import notes
 from ..protocol.calls import mark_done
 from ..protocol.calls import turn_away as count_turned_away
 from ..protocol.claims import Done, Parking
@@ -88,13 +87,18 @@ def turn_away(facts: Facts, state: State, request: Any, decision: decide.TurnedA
     return Ends(_store_end(facts, request, TaskSkipped(facts.key, holder, suspension)))
 
 
+def is_noted(facts: Facts, outcome: Outcome) -> bool:
+    """Whether copies of the message are told that the task ended so, without a run."""
+    return outcome in TURNED_AWAY and (outcome is not Outcome.RAISED or facts.acks_failures)
+
+
 def note_end(facts: Facts, state: State) -> Done | None:
     """Note for other copies of the message that the task has ended: none must run instead. Returns
     the note of a copy that has ended it already.
     """
     if not state.may_have_copies or state.is_noted:
         return None
-    note = mark_done(facts.claim, state.note_of(notes.EXPECTS_RESULT))
+    note = mark_done(facts.claim, state.note_of(facts.note_of_no_run))
     leave = partial(facts.locks.server.run, note, once=True)  # else it may meet its own note
     try:
         return leave()

@@ -11,7 +11,7 @@ from celery.exceptions import Ignore, Reject, Retry
 from ..app.delivery import Delivery
 from ..app.internals import is_pool_process
 from ..app.outcomes import Outcome
-from ..app.results import proves_nothing
+from ..app.results import note_of_end
 from ..app.times import seconds_until
 from ..errors import ConfigError, LockLost, LockUnavailable
 from ..lock.lease import Heir, Lease
@@ -71,7 +71,7 @@ def _refuse_async(facts: Facts, result: Any) -> None:
 
 def ran_to_its_end(facts: Facts, request: Any) -> Ran:
     """The end of a body that returned."""
-    return Ran(past.SUCCEEDED, _note_of_end(facts, request, "callbacks", "chain"))
+    return Ran(past.SUCCEEDED, note_of_end(facts.task, request, fails=False))
 
 
 def ran_into(facts: Facts, lease: Lease, request: Any, error: BaseException) -> Ran:
@@ -88,17 +88,8 @@ def ran_into(facts: Facts, lease: Lease, request: Any, error: BaseException) -> 
         return Ran(past.IGNORED, notes.ENDED)
     if isinstance(error, Exception):
         ends = facts.acks_failures
-        return Ran(past.FAILED, _note_of_end(facts, request, "errbacks") if ends else "")
+        return Ran(past.FAILED, note_of_end(facts.task, request, fails=True) if ends else "")
     return Ran(past.TERMINATED)  # the process is about to end
-
-
-def _note_of_end(facts: Facts, request: Any, *follow: str) -> str:
-    """Which note to leave: where no result proves the end, we note it when Celery returns."""
-    for name in (*follow, "chord"):
-        if getattr(request, name, None):
-            is_blind = proves_nothing(facts.task, request)
-            return notes.PUBLISHING if is_blind else notes.EXPECTS_RESULT
-    return notes.EXPECTS_RESULT
 
 
 # -- how the lock is released -----------------------------------------------------------------

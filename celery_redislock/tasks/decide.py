@@ -310,7 +310,7 @@ def _try(facts: Facts, state: State, wish: Await | Park | None = None) -> Try:
     )
     if not is_noted:
         return FIRST if wish is None else Try(wish=wish)
-    return Try(note=state.note_of(notes.EXPECTS_RESULT), wish=wish)
+    return Try(note=state.note_of(facts.note_of_no_run), wish=wish)
 
 
 def _busy(

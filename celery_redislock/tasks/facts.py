@@ -6,15 +6,19 @@ import contextlib
 import logging
 import time
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, Final
+
+from celery.app.task import Context
 
 from ..app.delivery import Delivery, Kept, attempt_of
 from ..app.events import events
 from ..app.options import WARN_AFTER
 from ..app.outcomes import TURNED_AWAY, Outcome, Whose, report
+from ..app.results import note_of_end
 from ..app.settings import AppLocks
 from ..errors import LockUnavailable
-from ..protocol import holders
+from ..protocol import holders, notes
 from ..protocol.claims import Claim, to_ms
 from ..protocol.clock import clock
 from ..protocol.holders import Holder
@@ -125,6 +129,13 @@ class Facts:
     def acks_failures(self) -> bool:
         """Whether a failure ends the message. A rejected message may come back, to run again."""
         return ends_message(self.task, "acks_on_failure")
+
+    @cached_property
+    def note_of_no_run(self) -> str:
+        """The note of a task that ends without a run, as a success or as a failure."""
+        request = Context(self.raw)
+        either = [note_of_end(self.task, request, fails=fails) for fails in (True, False)]
+        return notes.PUBLISHING if notes.PUBLISHING in either else notes.EXPECTS_RESULT
 
     # -- what is reported of the run -----------------------------------------------------------
 

@@ -22,7 +22,7 @@ from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from ..app.delivery import KEY, Delivery, Kept, hand_on_done_key, is_from_newer, take_header
 from ..app.housekeeper import housekeeper
 from ..app.internals import as_running
-from ..app.outcomes import TURNED_AWAY, Outcome, is_heard
+from ..app.outcomes import Outcome, is_heard
 from ..app.results import is_ready, proves_nothing
 from ..app.settings import AppLocks
 from ..errors import LockUnavailable
@@ -43,7 +43,7 @@ from .facts import Facts, report_no_lock
 from .limits import only_logged
 from .locked import LockedTask
 from .settle import settle_kept
-from .state import BEGUN, NOT_RUN, RUNS, Course, Ends, Fails, Returns, Runs, State
+from .state import BEGUN, NOT_RUN, RUNS, Course, Ends, Fails, Ran, Returns, Runs, State
 
 #: Bytes from which on a server may take no message, though it answers. Redis then closes the
 #: connection, as in an outage. Its least `proto-max-bulk-len` is twice this.
@@ -336,13 +336,16 @@ class Life:
         """Note that the task is turned away, before its result is stored: if it never is, a copy of
         the message runs. Returns the note of a copy that was turned away just before this one.
         """
-        if not isinstance(decision, decide.TurnedAway) or decision.outcome not in TURNED_AWAY:
+        facts, state = self.facts, self.state
+        if not isinstance(decision, decide.TurnedAway) or not act.is_noted(facts, decision.outcome):
             return None
-        if decision.outcome is Outcome.RAISED and not self.facts.acks_failures:
-            return None
-        done = act.note_end(self.facts, self.state)
-        self.state = self.state._replace(is_noted=True)
-        return None if self.state.reruns else done  # that may be the note of its first run
+        done = act.note_end(facts, state)
+        self.state = state._replace(is_noted=True)
+        if done is not None and not state.reruns:  # else it may be the note of its first run
+            return done
+        if facts.note_of_no_run == notes.PUBLISHING:
+            self.ran = Ran(note=notes.PUBLISHING)
+        return None
 
     def _act(self, decision: decide.Outcomes) -> Course:
         facts = self.facts
@@ -549,9 +552,9 @@ class Life:
             if lease is not None and lease.asked and not lease.is_over:
                 self._release()
             if not self._is_settled:
-                if lease is not None and lease.fence:  # the lock took over what was kept
-                    self._note_completed()
-                elif self.kept is not None:
+                self._note_completed()
+                # The lock took over what was kept.
+                if self.kept is not None and not (lease is not None and lease.fence):
                     end = End.CANNOT_RUN if self.course is None else self.course.end
                     settle_kept(self._task.app, self.kept, end)
                 self._is_settled = True
@@ -574,7 +577,7 @@ class Life:
             logger.exception("redislock: could not settle %s under %r", *self._name)
 
     def _note_completed(self) -> None:
-        """Note for copies of the message that Celery has done all that follows the body."""
+        """Note for copies of the message that Celery has done all that follows the task's end."""
         state = self.state
         if not (self._completed and self.ran.note == notes.PUBLISHING and state.may_have_copies):
             return

@@ -232,22 +232,13 @@ def _may_be_lost(course: Course, call: Call) -> bool:
         return True  # it comes again after the visibility timeout
     if call.task_id in course.killed and _options(course, call) != {"late"}:
         return True
-    if _is_behind_a_reservation(course, call) or _was_not_told(course, call):
+    if _is_behind_a_reservation(course, call):
         return True
     return any(
         _may_be_lost(course, course.calls[each]) or _was_forgotten(course, course.calls[each])
         for each in call.after
         if each in course.calls
     )
-
-
-def _was_not_told(course: Course, call: Call) -> bool:
-    """Whether a child died between a chord's two steps in Celery itself: it stores the result of a
-    member, and then tells the chord. The message of one that has stored SUCCESS does not come back.
-    """
-    members = [each for each in call.after if each in course.killed and each in course.calls]
-    is_chord = len(call.after) > 1
-    return is_chord and any(course.end_of(course.calls[each]) == "SUCCESS" for each in members)
 
 
 def _is_behind_a_reservation(course: Course, call: Call) -> bool:

@@ -13,10 +13,12 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from celery import current_task
 from celery.signals import before_task_publish
 from kombu.common import Broadcast
 
-from celery_redislock import Defer, Queue, Replace, SingletonTask, Wait
+from celery_redislock import Defer, Queue, Replace, SingletonTask, Skip, Wait
+from celery_redislock.signals import lock_conflict
 
 from .bodies import CONF, client, journal, new_app
 from .contexts import CONTEXTS
@@ -105,14 +107,30 @@ def last(self: Any, label: str) -> str:
 LATE: dict[str, Any] = {"acks_late": True, "reject_on_worker_lost": True}
 
 singleton(name="first_link", ignore_result=True, **LATE)(body)
+singleton(name="skipped_link", ignore_result=True, on_conflict=Skip(result="x"), **LATE)(body)
+singleton(name="skipped_member", on_conflict=Skip(), **LATE)(body)
 singleton(name="late", **LATE)(body)
 
 
-@before_task_publish.connect
-def die_once(sender: str, body: Any, **kwargs: Any) -> None:
-    """The child that is to publish this link dies instead, the first time."""
-    if sender == "next_link" and client.set(f"died:{body[0][0]}", "", nx=True, ex=300):
+def die_once(label: str) -> None:
+    """The child dies here, but for what is delivered again."""
+    if client.set(f"died:{label}", "", nx=True, ex=300):
+        journal.write("dies", label, current_task.request)
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+@before_task_publish.connect
+def die_as_a_link(sender: str, body: Any, **kwargs: Any) -> None:
+    """The child is about to publish the next link."""
+    if sender == "next_link" and (request := current_task.request).id and "link" in request.task:
+        die_once(body[0][0])
+
+
+@lock_conflict.connect
+def die_as_a_member(sender: Any, details: Any, **kwargs: Any) -> None:
+    """The child has noted that this member is skipped, and has not stored that."""
+    if sender.name == "skipped_member":
+        die_once(sender.request.args[0])
 
 
 @app.task(name="next_link", bind=True, ignore_result=True)

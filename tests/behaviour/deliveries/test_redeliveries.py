@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 import pytest
-from celery import chain, signature
+from celery import chain, chord, signature
 
 from tests.behaviour.deliveries.conftest import APP, await_line, lines_of
 from tests.support.waiting import eventually, never
@@ -31,6 +31,33 @@ def test_a_child_that_dies_while_it_publishes_the_next_link_loses_nothing(
     ran = [entry.task_id for entry in journal.read(label, "start")]
     assert len(ran) == 2, "the first time its child died"
     assert journal.overlaps(label) == []
+
+
+def test_a_child_that_dies_as_its_task_is_skipped_loses_nothing_that_follows(
+    shared, sender, journal, label
+):
+    """Its copy does not take what was noted for what was done."""
+
+    def sig(name, label, *more):
+        return signature(name, (label, *more), app=sender, immutable=True).set(queue=shared)
+
+    link, member = f"{label}-link", f"{label}-member"
+    holders = [
+        sig("skipped_link", link, None).apply_async(),
+        sig("skipped_member", member, None).apply_async(),
+    ]
+    for each in (link, member):
+        eventually(lambda each=each: journal.count(each, "start") == 1, "it is held")
+    chain(sig("skipped_link", link), sig("next_link", link))()
+    chord([sig("skipped_member", member), sig("late", label)], sig("next_link", member))()
+    for each in (link, member):
+        eventually(lambda each=each: journal.count(each, "dies"), "its child has died")
+    for each in holders:
+        journal.let_go(each.id)
+    for each in (link, member):
+        eventually(lambda each=each: journal.count(each, "last"), "what follows runs", 30)
+    never(lambda: journal.count(link, "last") + journal.count(member, "last") > 2, "again", 1)
+    assert journal.overlaps(link) + journal.overlaps(member) == []
 
 
 def test_a_task_that_is_sent_again_under_its_id_runs_though_a_restart_redelivers_it(

@@ -15,6 +15,7 @@ from celery.utils import uuid
 
 from celery_redislock import Defer, Policy, Queue, Raise, SingletonTask, Skip, current_lock
 from celery_redislock.app.delivery import KEY, done_key_of
+from celery_redislock.protocol import notes
 from celery_redislock.protocol.tokens import new_token
 from celery_redislock.servers.server import Server
 from celery_redislock.tasks.life import Life
@@ -138,6 +139,63 @@ def test_a_run_in_the_workers_own_process_hands_on_the_key_of_its_done_note(
 
     (note,) = client.keys(f"{task.lock_key_for(label, 'return')}:*".replace(":lock:", ":done:"))
     assert done_key_of(message) == (note if is_solo else None)
+
+
+def hold(task: Any, label: str, client: Any) -> None:
+    client.set(task.lock_key_for(label, "return"), '{"token":"somebody"}', px=60_000)
+
+
+def kinds_of_notes(client: Any, label: str) -> list[str]:
+    found = client.keys(f"*:done:*{label}*")
+    return [notes.decode(client.get(each).encode()).kind for each in found]
+
+
+@pytest.mark.parametrize("stores", [True, False])
+def test_a_skipped_task_without_a_result_is_over_once_what_follows_it_is_published(
+    app, label, client, stores
+):
+    """Until then a copy of its message is to do that: a result would prove it."""
+    task = define(app, on_conflict=Skip(result="x"), ignore_result=not stores, acks_late=True)
+    hold(task, label, client)
+    before = []
+
+    def note(**_: Any) -> None:
+        before.extend(kinds_of_notes(client, label))
+
+    signals.before_task_publish.connect(note)
+    assert trace(task, label, callbacks=[app.signature("other", immutable=True)]) == "SUCCESS"
+    signals.before_task_publish.disconnect(note)
+    assert before == [notes.EXPECTS_RESULT if stores else notes.PUBLISHING]
+    assert kinds_of_notes(client, label) == [notes.EXPECTS_RESULT if stores else notes.ENDED]
+
+
+@pytest.mark.parametrize(
+    ("how", "policy", "state"),
+    [
+        *(("return", None, "SUCCESS"), ("raise", None, "FAILURE")),
+        *(("return", Skip(result="x"), "SUCCESS"), ("return", Raise(), "FAILURE")),
+        ("return", Skip(), "REVOKED"),
+    ],
+    ids=repr,
+)
+def test_a_member_is_over_once_its_chord_has_been_told(
+    monkeypatch, app, label, client, how, policy, state
+):
+    """Celery does that after it has stored the result: a copy whose child died between is to do it,
+    as a plain task's copy does.
+    """
+    task = define(app, on_conflict=policy or Skip(), acks_late=True)
+    if policy is not None:
+        hold(task, label, client)
+    told = []
+
+    def tell(request: Any, state: str, result: Any, **_: Any) -> None:
+        told.append((task.backend.get_state(request.id), kinds_of_notes(client, label)))
+
+    monkeypatch.setattr(task.backend, "on_chord_part_return", tell)
+    trace(task, label, how, chord=app.signature("other"))
+    assert told == [(state, [notes.PUBLISHING])]
+    assert kinds_of_notes(client, label) == [notes.ENDED]
 
 
 @pytest.mark.parametrize("step", ["settle", "query"])

@@ -713,20 +713,27 @@ def test_a_message_that_only_ends_its_task_asks_for_no_lock(result):
     assert (walked.asked, walked.decision) == ([], ends)
 
 
-@pytest.mark.parametrize(("options", "notes_it"), [
-    ({"on_conflict": Skip()}, True),
-    ({"on_conflict": Raise()}, True),
-    ({"on_conflict": Raise(), "acks_late": True, "acks_on_failure_or_timeout": False}, False),
-    ({"on_conflict": Defer()}, False),
+@pytest.mark.parametrize(("options", "raw", "note"), [
+    ({"on_conflict": Skip()}, {}, notes.EXPECTS_RESULT),
+    ({"on_conflict": Raise()}, {}, notes.EXPECTS_RESULT),
+    ({"on_conflict": Raise(), "acks_late": True, "acks_on_failure_or_timeout": False}, {}, ""),
+    ({"on_conflict": Defer()}, {}, ""),
+    ({"on_conflict": Skip()}, {"ignore_result": True}, notes.EXPECTS_RESULT),
+    ({"on_conflict": Skip()}, {"callbacks": [{}]}, notes.EXPECTS_RESULT),
+    ({"on_conflict": Skip()}, {"ignore_result": True, "callbacks": [{}]}, notes.PUBLISHING),
+    ({"on_conflict": Skip()}, {"chain": [{}]}, notes.PUBLISHING),
+    ({"on_conflict": Skip()}, {"chord": {"task": "t"}}, notes.PUBLISHING),
+    ({"on_conflict": Raise()}, {"errbacks": [{}]}, notes.PUBLISHING),
 ], ids=repr)  # fmt: skip
-def test_the_server_notes_an_end_that_it_finds_out_itself(options, notes_it):
-    facts, state = Case(options).delivery()
+def test_the_server_notes_an_end_that_it_finds_out_itself(options, raw, note):
+    """It notes whether a result will prove that all that follows has been told."""
+    facts, state = Case(options, raw=raw).delivery()
     state = state._replace(may_have_copies=True)
     asked = decide.first(facts, state)
-    assert asked == Try(note=notes.EXPECTS_RESULT if notes_it else "")
+    assert asked == Try(note=note)
     for busy, is_end in ((BUSY, True), (EARLIER, False)):
         after, _ = decide.step(facts, state, asked, busy)
-        assert after.is_noted == (notes_it and is_end)
+        assert after.is_noted == (bool(note) and is_end)
         assert after.is_counted == (facts.policy.turns_away and is_end)
         assert after.first_busy == busy
 
