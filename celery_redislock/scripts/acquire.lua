@@ -33,14 +33,16 @@ local time = redis.call('TIME')
 
 -- include values.lua
 
--- The plain case: one slot, no note says that this attempt has run, and the lock is free and nobody
--- waits, or another has it. The rest would do the same, and takes longer.
+-- The plain case: one slot, no note says that this attempt has run, nobody waits in a pool slot, and
+-- the lock is free and nobody waits in the room, or another has it. The rest would do the same, and
+-- takes longer.
 if #slots == 1 and (not how or how == 'wait' and kept_opening .. parent == '') then
   local slot, current, tells = lock, redis.pcall('GET', lock), false
   if not current and redis.call('EXISTS', done_note, waiters, room, suspended) == 0 then
     -- include taking.lua
     return reply
-  elseif not how and is_of_another(current, entry_id, value) and redis.call('EXISTS', done_note) == 0 then
+  elseif not how and is_of_another(current, entry_id, value)
+      and redis.call('EXISTS', done_note, waiters) == 0 then  -- a late request is among the waiters
     -- include duplicate.lua
     return {'busy', current, redis.call('PTTL', slot), 'other', ms_of(time)}
   end

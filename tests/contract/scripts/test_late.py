@@ -83,6 +83,21 @@ def test_a_task_that_has_parked_stays_in_the_room(room) -> None:
     assert room.waiting == []
 
 
+@pytest.mark.parametrize("parks", [True, False])
+def test_a_task_that_goes_on_is_not_noted_as_turned_away(room, parks) -> None:
+    room.take("holder")
+    claim = room.claim("task", sent="a message", turned_away=True, history=10)
+    if parks:
+        parking = Parking(room.entry("task"), in_doubt=True, arrived=1.0)
+        assert isinstance(room.store.run(park(claim, parking)), Parked)
+    else:
+        room.settle(claim, stray=calls.REQUEST)
+
+    assert isinstance(room.store.run(calls.acquire(claim, note="1")), Busy)
+
+    assert not room.client.exists(claim.done_key, room.keys.turned)
+
+
 @pytest.mark.parametrize("had_left", [True, False])
 def test_a_place_is_given_up_late_and_its_task_has_parked_again(room, had_left) -> None:
     holder = room.take("holder")

@@ -315,7 +315,7 @@ def test_the_plain_case_is_what_the_rest_of_the_script_does(
     ("script", "old", "new"),
     [
         ("acquire", "done_note, waiters, room, suspended)", "done_note, waiters, suspended)"),
-        ("acquire", " and redis.call('EXISTS', done_note) == 0 then", " then"),
+        ("acquire", " and redis.call('EXISTS', done_note, waiters) == 0 then", " then"),
         ("settle", "not string.find(current, PAUSED, 1, true)\n", "true\n"),
         ("settle", "'EXISTS', waiters, room, done_note)", "'EXISTS', waiters, room, sent)"),
     ],
