@@ -197,7 +197,7 @@ STAYS = ("fence", "history", "turned", "sweep", "done", "broken", "lost", "suspe
 
 
 #: Kinds of keys of waiting rooms.
-OF_A_ROOM = ("room", "entries", "rooms", "deadlines")
+OF_A_ROOM = ("room", "entries", "rooms", "deadlines", "sent")
 
 # -- calls ------------------------------------------------------------------------------------
 
