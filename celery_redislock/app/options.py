@@ -23,9 +23,6 @@ class _Unset:
     def __repr__(self) -> str:
         return "UNSET"
 
-    def __bool__(self) -> bool:
-        return False
-
 
 UNSET: Final = _Unset()
 

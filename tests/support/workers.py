@@ -132,10 +132,10 @@ class Process:
     def close(self) -> None:
         """End the process and whatever it started; leave nothing behind."""
         if "COVERAGE_PROCESS_CONFIG" in os.environ:  # `make coverage`: what it ran is still to save
-            for signum in (signal.SIGTERM, signal.SIGQUIT):
+            for signum, seconds in ((signal.SIGTERM, 3), (signal.SIGQUIT, 15)):
                 self.popen.send_signal(signum)
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    self.popen.wait(3)
+                    self.popen.wait(seconds)
         with contextlib.suppress(ProcessLookupError):
             self.kill()
         self.popen.wait()

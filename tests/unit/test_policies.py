@@ -10,6 +10,7 @@ import pytest
 
 from celery_redislock import (
     Coalesce,
+    ConfigError,
     Conflict,
     Debounce,
     Defer,
@@ -301,3 +302,9 @@ def test_a_subclass_with_an_act_of_its_own_is_not_taken_for_its_parent() -> None
     assert Longer().describe() == Queue().describe()
     assert not Skip().parks
     assert Skip().turns_away
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1.5, "3", True])
+def test_a_queue_for_no_task_or_for_what_is_no_number_is_refused(limit):
+    with pytest.raises(ConfigError, match="an int of at least 1"):
+        Queue(limit=limit)

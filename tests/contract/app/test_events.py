@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import threading
+from types import SimpleNamespace
 
 import pytest
 from celery import Task
 
+from celery_redislock.app import events as module
 from celery_redislock.app.events import events
 from celery_redislock.app.housekeeper import housekeeper
+from celery_redislock.protocol.suspensions import Suspension
 from tests.support.waiting import eventually
 
 
@@ -70,3 +73,24 @@ def test_a_forked_process_does_not_send_by_its_parents_connection(monkeypatch):
         os._exit(1 if events.wanted or events._consumer is not None else 0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert events.wanted
+
+
+@pytest.mark.parametrize("broker", ["not connected", "away", "there"])
+def test_what_the_main_process_cannot_send_does_no_harm(task, monkeypatch, caplog, broker):
+    sent = []
+
+    def send(kind, **fields):
+        sent.append(fields["exception"])
+        if broker == "away":
+            raise OSError("no route")
+
+    dispatcher = None if broker == "not connected" else SimpleNamespace(send=send)
+    monkeypatch.setattr(events, "_consumer", SimpleNamespace(event_dispatcher=dispatcher))
+    monkeypatch.setattr(module, "call_in_consumer", lambda consumer, call, *args: call(*args))
+    suspension = Suspension(task="a task", by="anna", ends_at=5.0)
+
+    events.emit("skipped", "skipped", "a key", task, "an id", suspension=suspension)
+
+    assert ("could not send the event task-lock-skipped" in caplog.text) is (broker == "away")
+    reason = f"skipped: a key is suspended: {suspension}"
+    assert sent == ([reason] if dispatcher else [])

@@ -88,6 +88,7 @@ def test_a_url_and_options_are_told_without_user_and_password(url, options, expe
         ("redis+sentinel://a,b/x/y", {}, "database 'y' must be a number"),
         ("redlock://a,b", {}, "at least three different servers"),
         ("redlock://a,b,c/x", {}, "database 'x' must be a number"),
+        ("redlock://a,b,c", MASTER, "'master_name' does not fit a quorum"),
         ("redlock://a,b,a", {}, "a:6379 is named twice"),
         ("redlock://a:7,b,a:07", {}, "a:7 is named twice"),
         ("redlock://a,b,a.", {}, "a:6379 is named twice"),

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from celery_redislock.app.delivery import KEY, Delivery, Kept
+from celery_redislock.app.delivery import KEY, Delivery, Kept, restore_route
+from celery_redislock.protocol.keys import lock_keys
 
 
 def delivered(header: dict[str, Any] | None = None, **mark: Any) -> Delivery:
@@ -40,3 +41,20 @@ def test_a_deferred_message_keeps_its_reservation():
     assert Kept.of(header) == kept
     assert Kept.of({}) is None
     assert Kept.of({KEY: {"kept": ["1|name", 5]}}) is None
+
+
+def test_a_lock_id_that_is_none_has_no_more_slots():
+    keys = lock_keys("redislock", "name", 2)
+    assert Kept("3|name", "token").has_more_slots(keys)
+    assert not Kept("2|name", "token").has_more_slots(keys)
+    assert not Kept("many|name", "token").has_more_slots(keys)
+
+
+@pytest.mark.parametrize("header", [{}, {KEY: "ours"}, {KEY: {"route": [5]}}, {KEY: {"v": 99}}])
+def test_a_message_without_a_route_of_ours_keeps_its_own(header):
+    own = {"exchange": "", "routing_key": "celery"}
+    raw = {"delivery_info": dict(own), **header}
+    restore_route(raw)
+    assert raw["delivery_info"] == own
+    restore_route({**raw, KEY: {"v": 2, "route": ["an exchange", "a key"]}})
+    assert raw["delivery_info"] == {"exchange": "an exchange", "routing_key": "a key"}

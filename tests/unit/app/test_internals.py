@@ -15,6 +15,7 @@ import redis.asyncio
 from celery import Celery
 from celery.app.task import Context, Task
 from celery.utils.imports import symbol_by_name
+from celery.worker import state
 from celery.worker.request import Request
 
 from celery_redislock import SingletonTask
@@ -204,3 +205,13 @@ def test_every_function_there_is_used():
         if getattr(value, "__module__", None) == internals.__name__ and name[0] != "_"
     ]  # fmt: skip
     assert [name for name in own if not re.search(rf"\b{name}\b", text)] == []
+
+
+@pytest.mark.parametrize("revoked", ["a customer", ["another", "a customer"]])
+@pytest.mark.parametrize("stamped", ["a customer", ["a customer", "a third"]])
+def test_a_task_is_revoked_by_a_stamp_though_there_are_several(monkeypatch, revoked, stamped):
+    monkeypatch.setattr(state, "revoked_stamps", {"customer": revoked})
+    request = Context(id="an id", stamps={"customer": stamped}, stamped_headers=["customer"])
+    assert internals.is_revoked(request)
+    request.stamps = {"customer": "somebody else"}
+    assert not internals.is_revoked(request)

@@ -579,3 +579,14 @@ def test_eager_tasks_need_no_server(make_app) -> None:
 def test_eager_tasks_that_are_to_lock_need_a_server(make_app) -> None:
     with pytest.raises(ConfigError, match="set redislock_url"):
         define(make_app(redislock_url=None, task_always_eager=True, redislock_eager=True))
+
+
+def test_none_is_a_value_and_an_option_that_nobody_set_is_called_so(make_app) -> None:
+    assert repr(SingletonTask.lock_pause) == "UNSET"
+    options = define(make_app(), lock_pause=None, lock_headers=None).lock_options
+    assert (options.lock_pause, options.lock_headers) == (None, ())
+
+
+def test_a_lock_is_not_held_for_longer_than_it_may_be(make_app) -> None:
+    with pytest.raises(ConfigError, match=r"lock_min_hold=90 is longer than lock_max_hold=60"):
+        define(make_app(), lock_min_hold=90, lock_max_hold=60)

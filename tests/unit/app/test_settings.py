@@ -9,7 +9,7 @@ from celery import Celery
 
 from celery_redislock import ConfigError, Raise, Skip
 from celery_redislock.app.options import SETTINGS
-from celery_redislock.app.settings import app_locks
+from celery_redislock.app.settings import Address, app_locks
 from celery_redislock.testing import memory_locks
 from tests.unit.app.test_options import URL, body, define
 
@@ -255,3 +255,7 @@ def test_the_default_prefix_follows_that_of_the_keys_in_broker_or_backend(
     assert define(app).lock_key_for().startswith(f"{prefix}:{{")
     app.conf.redislock_prefix = "ours"
     assert app_locks(app, refresh=True).prefix == "ours"
+
+
+def test_an_address_shows_no_password_to_those_who_show_variables():
+    assert "secret" not in repr(Address("redis://:secret@cache", {"password": "secret"}))

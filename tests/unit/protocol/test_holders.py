@@ -214,3 +214,18 @@ def test_what_a_run_said_of_itself_is_not_said_of_a_lock_that_no_run_has(flag) -
     said = '"task_id":"a","description":"page 3 of 40"'
     assert holders.parse(f'{{"token":"",{said}}}'.encode(), None).description == "page 3 of 40"
     assert holders.parse(f'{{"token":"","{flag}":true,{said}}}'.encode(), None).description is None
+
+
+@pytest.mark.parametrize("by", ['"a"', "[1, 2]", '["task", 5]', '["task"]', "5"])
+def test_a_successor_whose_name_or_id_is_no_text_is_none(by):
+    assert holders.successor_of(by.encode()) is None
+    assert holders.successor_of(b'{"token":"t","by":%b}' % by.encode()) is None
+
+
+def test_a_value_of_any_release_tells_of_which_task_it_is():
+    for version in (2, 99):
+        value = json.dumps({"token": "t", "v": version, "task_id": "a"}).encode()
+        assert holders.is_of_task(value, ["b", "a"])
+        assert not holders.is_of_task(value, ["b"])
+    assert not holders.is_of_task(b"somebody", ["a"])
+    assert not holders.is_of_task(b'{"token":"t","task_id":null}', [None])

@@ -108,3 +108,9 @@ def test_long_names_are_not_remembered() -> None:
 
     long = "z" * 1_000_000
     assert remembered() < 10_000
+
+
+def test_a_kind_that_is_no_text_is_not_ours() -> None:
+    bucket = zlib.crc32(b"name") % BUCKETS
+    assert key_parts("redislock", b"redislock:{%d}:lock:name" % bucket) == ("lock", "name")
+    assert key_parts("redislock", b"redislock:{%d}:lo\xffck:name" % bucket) is None
