@@ -47,6 +47,9 @@ The jobs go on, and the page changes with them:
   report    runs for three seconds; what beat fires meanwhile is skipped
   sync      one at a time for each of three accounts; the others are deferred
   import    one runs, and one waits behind it
+The same in another terminal, in this folder:
+  export REDISLOCK_DEMO_URL={{server}}
+  .venv/bin/celery -A examples.demo.tasks redislock watch
 All of it ends after {_MINUTES}, or when you press Ctrl-C."""
 
 _HOLDS, _DOES_NOT_HOLD, _CANNOT_START = 0, 1, 2
@@ -167,7 +170,7 @@ def keep_up(story: Story, screen: Screen, interrupts: Interrupts) -> str:
         Interrupted: a signal other than that of Ctrl-C, which is how one ends this.
         StageError: a process has ended before its time.
     """
-    screen.note(_GOES_ON.format(url=story.page_url))
+    screen.note(_GOES_ON.format(url=story.page_url, server=story.server_url))
     interrupts.prolong(scenes.GOES_ON_FOR)
     try:
         story.go_on()

@@ -36,7 +36,7 @@ class Story:
     def __init__(
         self, stage: Stage, screen: Screen, interrupts: Interrupts, *, web: bool = False
     ) -> None:
-        os.environ["REDISLOCK_DEMO_URL"] = stage.url
+        os.environ["REDISLOCK_DEMO_URL"] = self.server_url = stage.url
         from . import tasks  # its app reads the URL when it is imported
 
         # Before several threads send at once: Celery's proxy of a task, evaluated by two of them at

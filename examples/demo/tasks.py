@@ -44,7 +44,8 @@ NODE: Final = os.environ.get("REDISLOCK_DEMO_NODE", "caller")
 
 log: Final = Log(f"{URL}/3")
 
-app = Celery("redislock-demo")
+# The page tells what to type with this name.
+app = Celery(__name__)
 app.conf.update(
     broker_url=f"{URL}/0",
     redislock_url=f"{URL}/2",
