@@ -93,6 +93,8 @@ if os.environ["TEST_PLATFORM"] == "macos":
 else:
     socket.socketpair = functools.partial(socket.socketpair, socket.AF_UNIX)
     lack(WINDOWS)
+    # By `sys.platform` Celery knows that there is none. It asks another user for `getuid` as well.
+    os.geteuid = lambda: 0
     builtins.__import__ = _without(NO_MODULES, __import__)
     # By this Celery tells. `sys.platform` stays: the standard library would load DLLs.
     platform.system = lambda: "Windows"
