@@ -40,6 +40,7 @@ SECTIONS = {
     "keys": "a million distinct keys: memory, and what is left",
     "notes": "what is kept about tasks that have ended: how many notes, for how long",
     "growth": "a million held locks, 10,000 rooms, 100,000 tasks in one room: what grows",
+    "load": "100 workers at once, on a server with much in it, and on a cluster of three nodes",
     "imports": "importing the package, beside what it uses of Celery and redis-py",
     "market": "listers and buyers, table 6.2 of Redis in Action",
 }

@@ -16,7 +16,7 @@ _END = 120
 
 #: What the processes need, imported once for all. What is not installed is skipped.
 _IMPORTS = [
-    *("bench.contended", "bench.heartbeats", "bench.market"),
+    *("bench.contended", "bench.heartbeats", "bench.load", "bench.market"),
     *("celery_redislock", "pottery", "redis_lock", "sherlock"),
 ]
 # Not forks of this process, which may have threads and connections.

@@ -9,7 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import redis
 from celery import Celery
@@ -23,14 +23,18 @@ from celery_redislock.protocol.claims import (
     Busy,
     Claim,
     Extension,
+    Offered,
     Parked,
     Parking,
     Place,
     to_ms,
 )
 from celery_redislock.protocol.entries import slot_of
+from celery_redislock.protocol.exchange import Call
 from celery_redislock.protocol.keys import LockKeys, lock_keys
+from celery_redislock.protocol.suspensions import Suspension
 from celery_redislock.protocol.tokens import new_token
+from celery_redislock.servers.looking import in_batches
 from celery_redislock.servers.server import Server
 from celery_redislock.worker.sweeper import Sweeper
 from tests.support.servers import RedisServer
@@ -38,7 +42,8 @@ from tests.support.servers import RedisServer
 from .report import Column, Curves, Table
 from .section import Run
 
-PREFIX = "redislock"
+C = TypeVar("C", bound="Client")
+PREFIX, TASK = "redislock", "shop.sync"
 #: Seconds. Nothing lapses meanwhile.
 TTL = 3600.0
 #: Locks of the process whose heartbeat is measured.
@@ -60,6 +65,7 @@ OPERATIONS = {
     "coalesce": "coalesce",
     "revoke": "leave from the middle",
     "look": "look at a room",
+    "look_suspended": "look, its task suspended",
     "tick": f"heartbeat, {OWN} locks",
     "sweep": "sweep, none due",
     LIST: "list",
@@ -146,51 +152,85 @@ def uninterrupted(noted: list[float], calls: int) -> float:
     return rest[0] if rest else 0.0
 
 
-class Scene:
-    """A server, and what we do there."""
+class Client:
+    """What one process does at a lock server, or a cluster.
 
-    def __init__(self, server: RedisServer) -> None:
-        self.client: redis.Redis = redis.Redis(port=server.port)
-        self.client.config_set("slowlog-log-slower-than", NOTED)
-        self.client.config_set("slowlog-max-len", MOST_NOTED)
+    Args:
+        url: where that is.
+        history: how many runs each bucket keeps in its history.
+    """
+
+    def __init__(self, url: str, history: int = 0) -> None:
         self.app = Celery("growth", broker="memory://", set_as_current=False)
-        self.app.conf.redislock_url = server.url
+        self.app.conf.redislock_url = url
         self.server: Server = app_locks(self.app).server
-        self.sweeper = Sweeper(self.app)
-        self._number = 0
-        #: The lock whose room we look at, and its holder.
-        self.keys = self.key("this")
-        self.holder = self.acquire(self.claim(self.keys))
-        self.own = [self.acquire(self.claim(self.key(f"own-{n}"))) for n in range(OWN)]
+        self.history = history
 
-    def __enter__(self) -> Scene:
+    def __enter__(self: C) -> C:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.server.close()
-        self.client.close()
         self.app.close()
 
     def key(self, name: str) -> LockKeys:
         return lock_keys(PREFIX, name)
 
     def claim(self, keys: LockKeys, task_id: str = "", member: str = "") -> Claim:
-        self._number += 1
-        token, task_id = new_token(), task_id or f"task-{self._number:08}-{'0' * 20}"
-        value = holders.encode(token, ttl_ms=to_ms(TTL), task="shop.sync", task_id=task_id)
-        return Claim(keys, token, TTL, value, task_id, member=member)
+        token, task_id = new_token(), task_id or f"task-{new_token()}"
+        value = holders.encode(token, ttl_ms=to_ms(TTL), task=TASK, task_id=task_id)
+        return Claim(
+            *(keys, token, TTL, value, task_id), member=member, task=TASK, history=self.history
+        )
 
     def acquire(self, claim: Claim) -> Claim:
         reply = self.server.run(calls.acquire(claim))
         assert isinstance(reply, Acquired), reply
         return claim
 
+    def take_over(self, keys: LockKeys, offered: Offered) -> Claim:
+        """Acquire the lock for the task of its room that is next, as that task's message does."""
+        task_id = offered.place.entry_id.partition(":")[0]
+        return self.acquire(self.claim(keys, task_id, offered.place.member))
+
     def park(self, claim: Claim, member: str = "") -> None:
-        """Park a task that has some arguments."""
-        entry = {"task": "shop.sync", "task_id": claim.task_id, "body": "[[], {}, {}]" * 20}
-        text = json.dumps(entry, separators=(",", ":"))
-        reply = self.server.run(rooms.park(claim, Parking(text, member)))
+        reply = self.server.run(parking(claim, member))
         assert isinstance(reply, Parked), reply
+
+    def all(self, asked: Iterable[Call[Any]], kind: type) -> None:
+        """Many calls, of which each is to have a reply of this kind."""
+        for some in in_batches(asked, 500):
+            for reply in self.server.run_all(some, ttl=TTL):
+                assert isinstance(reply, kind), reply
+
+
+def message(task_id: str) -> str:
+    """What is parked of a task that has some arguments."""
+    entry = {"task": TASK, "task_id": task_id, "body": "[[], {}, {}]" * 20}
+    return json.dumps(entry, separators=(",", ":"))
+
+
+def parking(claim: Claim, member: str = "") -> Call[Any]:
+    return rooms.park(claim, Parking(message(claim.task_id), member))
+
+
+class Scene(Client):
+    """A server, and what we do there."""
+
+    def __init__(self, server: RedisServer) -> None:
+        super().__init__(server.url)
+        self.client: redis.Redis = redis.Redis(port=server.port)
+        self.client.config_set("slowlog-log-slower-than", NOTED)
+        self.client.config_set("slowlog-max-len", MOST_NOTED)
+        self.sweeper = Sweeper(self.app)
+        #: The lock whose room we look at, and its holder.
+        self.keys = self.key("this")
+        self.holder = self.acquire(self.claim(self.keys))
+        self.own = [self.acquire(self.claim(self.key(f"own-{n}"))) for n in range(OWN)]
+
+    def __exit__(self, *exc_info: object) -> None:
+        super().__exit__()
+        self.client.close()
 
     def move_to_the_middle(self, member: str) -> None:
         """Move the last member there, as if so many had been parked after it."""
@@ -229,21 +269,28 @@ def one_turn(scene: Scene, ask: Callable[[str, Callable[[], Any]], Any]) -> None
     assert isinstance(ask("refuse", lambda: store.run(calls.acquire(newcomer))), Busy)
     ask("park", lambda: scene.park(newcomer))
     offered = ask("hand_over", lambda: store.run(calls.settle(scene.holder))).offered
-    its = scene.claim(keys, offered.place.entry_id.partition(":")[0], offered.place.member)
-    ask("take_over", lambda: scene.acquire(its))
-    scene.holder = its
-    first, second, slot = scene.claim(keys), scene.claim(keys), slot_of("shop.sync")
+    scene.holder = ask("take_over", lambda: scene.take_over(keys, offered))
+    first, second, slot = scene.claim(keys), scene.claim(keys), slot_of(TASK)
     scene.park(first, slot)
     scene.move_to_the_middle(slot)
     ask("coalesce", lambda: scene.park(second, slot))
     store.ask(rooms.forget_ended(keys, first.entry_id, TTL))
     ask("look", lambda: store.run(rooms.look(keys, TTL, TTL)))
+    suspend(scene, TTL)
+    ask("look_suspended", lambda: store.run(rooms.look(keys, TTL, TTL)))
+    suspend(scene, 0)
     leaves = calls.Release(leaves=Place(slot, second.entry_id))
     ask("revoke", lambda: store.run(calls.settle(second, leaves)))
     extensions = [Extension(each, each.opening, 0, retake=False) for each in scene.own]
     ask("tick", lambda: store.run_all([calls.extend(each) for each in extensions], ttl=30.0))
     scene.client.delete(scene.sweeper._turn)  # as if the last sweep were two seconds ago
     ask("sweep", lambda: (scene.sweeper.sweep(), housekeeper.finish()))
+
+
+def suspend(scene: Scene, seconds: float) -> None:
+    """Suspend the tasks of the room, or with 0 end that."""
+    what = Suspension(task=TASK, by="anna@host", why="")
+    scene.server.run(calls.suspend([scene.keys.suspended], [scene.keys.rooms], what, seconds))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -264,10 +311,14 @@ class Kind:
 
 
 def hold(scene: Scene, numbers: range) -> None:
+    set_held(scene, scene.client, numbers)
+
+
+def set_held(client: Client, direct: redis.Redis, numbers: range) -> None:
     """Set the keys that `acquire.lua` would, without a call for each."""
-    with scene.client.pipeline(transaction=False) as pipeline:
+    with direct.pipeline(transaction=False) as pipeline:
         for number in numbers:
-            claim = scene.claim(scene.key(f"held-{number}"))
+            claim = client.claim(client.key(f"held-{number}"))
             value = claim.value[:-1] + ',"fence":1795187532970938,"acquired_at":1795187532.970938}'
             pipeline.set(claim.keys.lock, value, px=to_ms(TTL))
             if len(pipeline) == 10_000:
@@ -277,15 +328,13 @@ def hold(scene: Scene, numbers: range) -> None:
 
 def open_rooms(scene: Scene, numbers: range) -> None:
     """Each has a holder, and a task that waits."""
-    for number in numbers:
-        keys = scene.key(f"room-{number}")
-        scene.acquire(scene.claim(keys))
-        scene.park(scene.claim(keys))
+    keys = [scene.key(f"room-{number}") for number in numbers]
+    scene.all((calls.acquire(scene.claim(each)) for each in keys), Acquired)
+    scene.all((parking(scene.claim(each)) for each in keys), Parked)
 
 
 def fill_room(scene: Scene, numbers: range) -> None:
-    for _ in numbers:
-        scene.park(scene.claim(scene.keys))
+    scene.all((parking(scene.claim(scene.keys)) for _ in numbers), Parked)
 
 
 KINDS = {
@@ -306,6 +355,7 @@ def row(size: int, found: dict[str, list[Asked]]) -> dict[str, Any]:
         "seconds": {
             what: statistics.median(each.seconds for each in asked) for what, asked in found.items()
         },
+        "listed": min(each.seconds for each in found[LIST]),
         "slowest": best[slowest].slowest or None,
         "slowest_by": OPERATIONS[slowest] if best[slowest].by else "",
         "slowest each": {what: each.slowest for what, each in best.items()},
@@ -319,6 +369,7 @@ def table(kind: Kind, rows: list[dict[str, Any]], times: int) -> Table:
         [
             Column("size", kind.heading, ",d"),
             *(Column(what, heading, ",.0f") for what, heading in OPERATIONS.items()),
+            Column("listed", "list, s of the client", ".1f"),
             Column("slowest", "slowest command ms", ".2f"),
             Column("slowest_by", "which"),
         ],
@@ -337,7 +388,8 @@ def notes(times: int) -> list[str]:
         " *Coalesce*: one is put in the place of another, half way. *Leave from the middle*: one is"
         " revoked there.",
         f"*Heartbeat*: {OWN} locks of one process are extended, in one round trip. *Sweep*: what a"
-        " worker asks every 2 s, of all rooms. *List*: `celery redislock list`.",
+        " worker asks every 2 s, of all rooms. *List*: `celery redislock list`; most of its time is"
+        " the client's, which reads every lock.",
         "*Slowest command*: of all operations, the one that stops the server for the longest, in"
         " the best of its tries, and without the slowest of each hundred alike: the machine"
         f" interrupts some. Empty: below {NOTED / 1000} ms.",
