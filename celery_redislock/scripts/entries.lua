@@ -68,11 +68,14 @@ local function save_state(member, state)
     string.format('%.0f|%s|%s|%s', state.due, first_call, state.receipt or '', state.id))
 end
 
--- The name of the task that waits as this member; nil if its entry does not say. Our entries open
--- with it.
+-- The name of the task of an entry; nil if it does not say. Our entries open with it.
+local function task_of(entry)
+  return string.match(entry, '^%d*|[%d.]*|{"task": ?"([^"\\]*)"')
+    or decoded(string.match(entry, '^%d*|[%d.]*|(.*)$')).task
+end
+
 local function task_there(member)
-  local parked = string.match(redis.call('HGET', entries, member) or '', '^%d*|[%d.]*|(.*)$') or ''
-  return string.match(parked, '^{"task": ?"([^"\\]*)"') or decoded(parked).task
+  return task_of(redis.call('HGET', entries, member) or '')
 end
 
 -- The member as which the task with this id is in the room, or nil: its own, or its task's pending

@@ -12,10 +12,11 @@ import redis
 from celery_redislock.protocol import calls, rooms
 from celery_redislock.protocol.claims import Extension, Parked, Parking
 from celery_redislock.protocol.rooms import DROP_COUNT, ENDED_AGAIN
+from celery_redislock.protocol.suspensions import Suspension
 from celery_redislock.servers.node import Node
 from celery_redislock.servers.server import Server
 from celery_redislock.servers.urls import source_from_url
-from tests.contract.scripts.a_room import GOES_LAST, SLOT, TTL, Room
+from tests.contract.scripts.a_room import GOES_LAST, SLOT, TASK, TTL, Room
 from tests.support.servers import RedisServer
 
 #: How long a room is: more than any script looks at in one step, and some times that.
@@ -131,6 +132,19 @@ def test_who_does_not_wait_is_not_looked_for_in_the_room(alone: tuple[Server, re
     client.delete(here.keys.lock, here.keys.room)  # the others' entries are still there
     found += asked(client, lambda: here.take("newcomer"))
     assert {command[0] for command in found} & {"LREM", "LPOS"} == set()
+
+
+def test_who_waits_behind_very_many_that_are_suspended_is_not_looked_for(
+    alone: tuple[Server, redis.Redis],
+) -> None:
+    """Nobody else is served meanwhile."""
+    client, here = alone[1], LongRoom(*alone, "its task is suspended", 3000)
+    suspended = Suspension(task=TASK, by="anna@host", why="migration")
+    here.store.run(calls.suspend([here.keys.suspended], [here.keys.rooms], suspended, 600))
+    for call in (lambda: here.settle(here.holder), here.look):
+        read = [command for command in asked(client, call) if command[0] == "HGET"]
+        assert 2000 <= len(read) < 2 * 2100, "it is asked once or twice who is next"
+    client.delete(here.keys.suspended)
 
 
 def test_whom_one_replaces_is_named_before_anything_is_changed(room: Room) -> None:
