@@ -427,6 +427,9 @@ def _why_it_may_vanish(facts: Facts, sent: Event, state: str) -> str | None:
     if acked is None:
         # The broker was to deliver it, or to deliver it again.
         return _TRANSPORT if may else None
+    elsewhere = any(e.kind == "conflict" and e.outcome == "runs elsewhere" for e in since)
+    if elsewhere and facts.bodies_of[sent.id]:
+        acked = facts.bodies_of[sent.id][-1].start  # a room's copy has ended beside this run
     if acked.main in facts.died and not facts.acks_late:
         return "acknowledged by a worker that died"
     if facts.case.get("pool") == "gevent" and (may or acked.main in facts.died):
