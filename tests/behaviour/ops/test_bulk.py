@@ -9,7 +9,7 @@ import socket
 import pytest
 
 from celery_redislock import ConfigError, LockUnavailable
-from celery_redislock.operations import break_locks, drop_waiting, list_locks
+from celery_redislock.operations import break_locks, drop_waiting, list_locks, suspend
 from tests.support.looking import (
     keep,
     lock_named,
@@ -165,10 +165,12 @@ def test_drop_waiting_takes_many_at_once(app, client, which):
         (["break", "sync", "--all", "--task", "x", "--force"], "two tasks"),
         (["break", "sync", "--all", "--force"], "sync holds no lock"),
         (["break", "--node", "w@nowhere", "--force"], "none matches"),
+        (["break", "sync", "idle", "--force"], "it is suspended, which `resume` ends"),
     ],
 )
 def test_what_is_not_clear_breaks_nothing(app, client, command, said):
     made = take(app, "report", "x")
+    suspend(app, "sync", args=["idle"], seconds=60)
     result = run(app, *command)
     assert result.exit_code == 1
     (line,) = result.output.splitlines()

@@ -337,6 +337,34 @@ def test_explain_tells_the_key_the_arguments_and_what_would_happen(app):
     assert "label='x'" in run(app, "explain", "account", "--args", '["x"]').output
 
 
+@pytest.mark.parametrize(
+    ("call", "now"),
+    [
+        (("by_call", "x"), "the lock is free: it would be sent, and keep the lock until it"),
+        (("sync", "woken"), "the lock is being handed over: it may run, or wait behind the task"),
+        (("report", "woken"), "the lock is being handed over: it would wait in Redis, with 1"),
+        (("report", "left"), "the lock is free, but others wait before it (1): it would wait"),
+        (("report", "late"), "nobody holds the lock, and no worker has taken what waits for it"),
+        (("sync", "text"), "a foreign value blocks its key: it would be skipped"),
+    ],
+)
+def test_explain_tells_of_a_lock_that_no_run_holds(app, client, call, now):
+    def key_of(label):
+        return label
+
+    app.task(base=SingletonTask, name="by_call", lock_key=key_of, lock_scope="queued")(key_of)
+    for task in ("sync", "report"):
+        client.set(lock_of(app, task, "woken").key, '{"token":"","reserved":true}', ex=60)
+    for label in ("woken", "left", "late"):
+        lock = park(app, "report", label, "next")
+    untaken(app, lock, "next")
+    client.set(lock_of(app, "sync", "text").key, "not ours")
+    explained = told(app, "explain", *call)
+    assert explained["now"].startswith(now)
+    if call[0] == "by_call":
+        assert explained["lock_key"] == f"a callable, {__name__}.{key_of.__qualname__}"
+
+
 def test_a_header_is_part_of_how_a_lock_is_named(app):
     options = {"lock_key": ["label"], "lock_headers": ["tenant"], "shared": False}
 
@@ -504,6 +532,7 @@ def test_break_keeps_who_waits_unless_asked_and_then_nothing_hangs(app, client):
         (["show", "nothing", "5"], "no such task"),
         (["break", "--force", "nothing"], "no such lock"),
         (["break", "--force", "--all", "sync", "x"], "no arguments"),
+        (["history", "--args", '["x"]'], "which lock?"),
     ],
 )
 def test_errors_are_one_line_and_a_status(app, command, said):
@@ -512,6 +541,26 @@ def test_errors_are_one_line_and_a_status(app, command, said):
     (line,) = result.output.splitlines()
     assert line.startswith("Error: ")
     assert said in line
+
+
+@pytest.mark.parametrize(
+    ("option", "given", "said"),
+    [
+        ("--args", "[5", "not JSON: "),
+        ("--args", '{"label": 5}', "it must be a JSON array"),
+        ("--kwargs", "[5]", "it must be a JSON object"),
+    ],
+)
+def test_arguments_that_are_not_the_json_that_is_asked_for_are_said(app, option, given, said):
+    refused = run(app, "show", "sync", option, given)
+    assert refused.exit_code == 2
+    assert f"{option}': {said}" in refused.output
+
+
+def test_a_module_of_the_project_that_cannot_be_imported_is_one_line(redis_server, label):
+    result = run(make_app(redis_server.url, label, imports=["no_such_module"]), "list")
+    assert result.exit_code == 1
+    assert result.output == "Error: cannot load the app's tasks: No module named 'no_such_module'\n"
 
 
 def test_a_server_that_is_away_or_denies_is_one_line(own_redis, label):
