@@ -1,5 +1,5 @@
-"""The page's bounds: how long a silent connection and an old look are kept; and
-which queues nobody reads, as RabbitMQ and the workers tell.
+"""The page's bounds: how long a silent connection and an old look are kept; what is told of a
+look that fails or comes too late; and which queues nobody reads, as RabbitMQ and the workers tell.
 """
 
 from __future__ import annotations
@@ -7,15 +7,17 @@ from __future__ import annotations
 import contextlib
 import http.client
 import socket
+import sys
 import time
 
 import pytest
 
 from celery_redislock.inspection.locks import snapshot
 from celery_redislock.inspection.queues import in_queues
-from celery_redislock.web import look, serve
-from tests.support.looking import end, make_app, take
-from tests.support.site import Site, messages
+from celery_redislock.web import actions, hub, look, serve
+from tests.support.looking import client_of, end, make_app, run, take
+from tests.support.site import TOKEN, Site, messages
+from tests.support.waiting import eventually
 
 
 class Commanded(Site):
@@ -90,6 +92,51 @@ def test_a_history_that_cannot_be_read_at_first_is_read_later(own_redis, label):
             (run,) = next(each["runs"] for each in told if not each["forgetful"] and each["runs"])
             assert (run["task_id"], run["how"]) == ("id-of-x", "failed")
             told.close()
+
+
+def test_a_look_that_fails_is_told_and_the_next_one_shows_the_locks(app, site, monkeypatch, caplog):
+    def fails(*arguments):
+        raise OSError("no way")
+
+    caplog.set_level("DEBUG", "celery_redislock")
+    told = messages(site)
+    with monkeypatch.context() as patch:
+        patch.setattr(hub, "in_queues", fails)
+        assert next(told)["trouble"] == "", "without the broker the locks are shown"
+        said = "who reads the queues is not known: OSError('no way')"
+        eventually(lambda: said in caplog.text, "it is logged")
+        patch.setattr(hub, "look", fails)
+        said = "the page cannot show the locks: OSError: no way"
+        eventually(lambda: next(told)["trouble"] == said, "it is told")
+    eventually(lambda: next(told)["trouble"] == "", "it looks again")
+    told.close()
+
+
+def test_a_lock_that_is_freed_just_before_it_is_broken_is_not_said_to_be_broken(app, monkeypatch):
+    made, lock = take(app, "sync", "x"), actions.lock
+
+    def frees(*arguments):
+        found = lock(*arguments)
+        client_of(app).delete(made.key)
+        return found
+
+    with Site(app, TOKEN) as site:
+        (shown,) = site.lock(key=made.key)["locks"]
+        monkeypatch.setattr(actions, "lock", frees)
+        answer = site.order({"key": made.key, "holder": shown["holder"]}, TOKEN)
+    assert (answer.status_code, "not broken" in answer.text) == (409, True)
+
+
+def test_the_command_says_who_can_read_the_page_and_what_it_needs(app, monkeypatch):
+    monkeypatch.setattr(serve, "serve", lambda page, listening: listening.close())
+    given = ("--host", "0.0.0.0", "--port", "0", "--allow-break", "--token", TOKEN)
+    said = run(app, "web", *given).output
+    assert "\nBreaking locks needs the token\n" in said
+    assert "\nEverybody who reaches this address can read the page\n" in said
+    assert TOKEN not in said
+    monkeypatch.setitem(sys.modules, serve.__name__, None)
+    lacks = "Error: web needs a server: pip install 'celery-redislock[web]'\n"
+    assert run(app, "web").output == lacks
 
 
 def test_a_queue_that_rabbitmq_knows_a_consumer_of_is_read(rabbitmq, redis_server, label):

@@ -271,7 +271,10 @@ def test_an_order_that_is_none_is_refused(site, app, client, label):
     client.set(foreign, "not ours")
     assert site.lock(key=foreign)["locks"][0]["holder"] is None
     assert site.order({"key": foreign, "holder": ""}, TOKEN).status_code == 409
-    assert client.exists(foreign, key) == 2
+    (sent,) = site.lock(key=take(app, "unique", "x", queued=True).key)["locks"]
+    no_run = site.order({"key": sent["key"], "holder": sent["holder"]}, TOKEN, "end")
+    assert (no_run.status_code, "no task's run holds" in no_run.text) == (409, True)
+    assert client.exists(foreign, key, sent["key"]) == 3
     assert site.get("api/locks/break").status_code == 405
     unknown = site.order({"key": key}, TOKEN, "mend")
     assert (unknown.status_code, "break, drop, end" in unknown.text) == (404, True)
