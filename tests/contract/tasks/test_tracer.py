@@ -9,15 +9,30 @@ from unittest import mock
 
 import pytest
 from celery import Celery, signals
+from celery.app.task import Context
 from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from celery.utils import uuid
 
-from celery_redislock import Defer, Policy, Queue, Raise, SingletonTask, Skip, current_lock
+from celery_redislock import (
+    Coalesce,
+    Defer,
+    Holder,
+    LockUnavailable,
+    Policy,
+    Queue,
+    Raise,
+    Replace,
+    SingletonTask,
+    Skip,
+    current_lock,
+)
 from celery_redislock.app.delivery import KEY, done_key_of
+from celery_redislock.lock.lease import Lease
 from celery_redislock.protocol import notes
 from celery_redislock.protocol.tokens import new_token
 from celery_redislock.servers.server import Server
+from celery_redislock.tasks import act
 from celery_redislock.tasks.life import Life
 from celery_redislock.tasks.locked import LockedTask
 from tests.support.interrupts import each_place
@@ -304,6 +319,51 @@ def test_a_task_that_takes_no_lock_runs_though_nothing_can_be_freed(
     break_step(monkeypatch, "settle", fault)
     assert trace(task, label, **{KEY: {"v": 2, "kept": ["1|any", "token"]}}) == "SUCCESS"
     assert "could not free" in caplog.text
+
+
+def test_the_retry_of_a_run_that_a_newer_one_replaces_does_not_run(app, label, monkeypatch, caplog):
+    task = define(app, lock_key="replaced:{label}", on_conflict=Replace())
+    for name, fault in ((label, None), (f"{label}-away", LockUnavailable("k", None, "no answer"))):
+        with monkeypatch.context() as patch:
+            patch.setattr(Lease, "replaced_by", Holder(task="t", task_id="newer"))
+            if fault is not None:
+                break_step(patch, "note", fault)
+            assert trace(task, name, "retry") == "RETRY"
+    assert trace(task, label, retries=1) == "IGNORED"
+    assert app.AsyncResult(label).result.holder.task_id == "newer"
+    assert f"could not cancel the retry of t[{label}-away]: no answer" in caplog.text
+
+
+def test_a_replaced_task_whose_message_cannot_be_sent_ends_without_its_result(
+    app, label, monkeypatch, caplog
+):
+    def fails(*args: Any, **options: Any) -> None:
+        raise OSError("no broker")
+
+    task = define(app, on_conflict=Coalesce(result="x"))
+    monkeypatch.setattr(act, "publish_again", fails)
+    raw = {"id": label, "delivery_info": {}, **from_queue()}
+    by = Holder(task_id="newer")
+    assert not act.publish_replaced(task, raw, Context(raw), (label, "return"), {}, by)
+    assert f"t[{label}] ends without its result" in caplog.text
+    assert "OSError: no broker" in caplog.text
+
+
+def test_what_newer_workers_broadcast_is_not_sent_again_by_one_that_has_no_queue_for_it(
+    app, label, caplog
+):
+    """Each of them has a copy."""
+    task, sent = define(app), []
+
+    def note(**message: Any) -> None:
+        sent.append(message)
+
+    signals.before_task_publish.connect(note)
+    broadcast = {"token": new_token(), "queue": None, "fanout": True}
+    raw = {KEY: {"v": 99}, "properties": {KEY: broadcast}}
+    assert trace(task, label, **raw) == "IGNORED"
+    assert f"t[{label}] is left to newer workers" in caplog.text
+    assert sent == []
 
 
 def test_settings_that_cannot_be_read_fail_the_task(app, label, fault, monkeypatch):
