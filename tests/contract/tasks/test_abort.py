@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from celery_redislock.tasks import abort
+
 AFTER_AN_ABORT = """
 import sys, threading
 from celery_redislock import LockLost
@@ -53,3 +55,11 @@ def test_an_abort_in_a_thread_leaves_nothing_pending_in_the_interpreter():
         [sys.executable, "-c", AFTER_AN_ABORT], timeout=20, capture_output=True, text=True
     )
     assert done.stdout == "cut\n", done.stderr
+
+
+def test_where_nothing_can_end_a_body_that_is_logged(monkeypatch, caplog):
+    monkeypatch.setattr(abort, "patched_by", lambda: "eventlet")
+    of_body = abort.Abort()
+    of_body.arm()
+    of_body.fire()
+    assert "on_lock_lost='abort' cannot end a body in this pool" in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 
@@ -20,6 +21,10 @@ from celery_redislock import (
     SingletonTask,
     lock_conflict,
 )
+from celery_redislock.protocol import holders
+from celery_redislock.protocol.calls import acquire
+from celery_redislock.protocol.claims import Claim
+from celery_redislock.protocol.tokens import new_token
 from celery_redislock.tasks import reserve
 from tests.support.interrupts import interrupted
 from tests.support.sending import app, define, length, make_sender, tasks
@@ -166,6 +171,33 @@ def test_a_reservation_whose_task_has_ended_is_taken_over(tasks, label, length, 
     assert f"is kept for {first.id}, which has ended" in caplog.text
     assert tasks.send("unique", label).id == again.id
     assert length() == 2
+
+
+@pytest.mark.parametrize("follows", [False, True])
+def test_behind_a_run_that_ends_its_lock_late_a_call_is_sent_and_behind_another_one_it_is_not(
+    tasks, label, length, client, monkeypatch, caplog, follows
+):
+    task, sleep = tasks.unique, time.sleep
+    keys = task.lock_keys_for((label,), {})
+
+    def hold(task_id):
+        token, says = new_token(), {"task": "unique", "task_id": task_id}
+        value = holders.encode(token, ttl_ms=6000, **says)
+        client.delete(keys.lock)
+        task.app_locks.server.run(acquire(Claim(keys, token, 6.0, value, task_id)))
+
+    def looks_later(seconds):
+        sleep(seconds)
+        if follows:
+            hold("next")
+
+    hold(label)
+    task.backend.mark_as_done(label, "done", store_result=True)
+    monkeypatch.setattr(reserve, "LAST_MOMENTS", 0.2)
+    monkeypatch.setattr(reserve.time, "sleep", looks_later)
+    assert (tasks.send("unique", label).id == "next") is follows
+    assert ("which has ended: sent" in caplog.text) is not follows
+    assert length() == (not follows)
 
 
 def test_a_result_from_before_the_reservation_proves_nothing(tasks, label, length):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_redislock import ConfigError, RedisLock, SingletonTask, Skip, Wait
+from celery_redislock import ConfigError, LockUnavailable, RedisLock, SingletonTask, Skip, Wait
 from celery_redislock.app.settings import app_locks
 from celery_redislock.compat.celery_once import QueueOnce
 from celery_redislock.compat.celery_singleton import Singleton
@@ -299,3 +299,15 @@ def test_a_task_that_is_sent_eagerly_takes_no_lock(make_app):
     app = make_app(task_always_eager=True)
     task = define(app, QueueOnce)
     assert task.apply_async((1,), once={"graceful": True}).state == "SUCCESS"
+
+
+def test_a_lock_of_an_original_that_cannot_be_deleted_is_named(make_app, monkeypatch, caplog):
+    def fails(*asked, **options):
+        raise LockUnavailable(None, None, "no answer")
+
+    task = define(make_app(), QueueOnce)
+    away = SimpleNamespace(ask=fails)
+    monkeypatch.setattr(QueueOnce, "_redislock_original_server", lambda task: away)
+    task._redislock_clear((1,), {}, "its-id")
+    assert "could not delete qo_compat.task_a-1, by which senders with celery-once" in caplog.text
+    assert "compat.task[its-id]: no answer" in caplog.text
