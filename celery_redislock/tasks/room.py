@@ -149,8 +149,9 @@ def _publish_one(
         if settled.ours:  # else a newer call has its place, or it runs
             end_replaced(app, keys, ttl, entry_id, offered.entry, "", late=True)
         return settled
-    except SoftTimeLimitExceeded:
-        raise  # the limit is that of the task which has just released the lock
+    except (SoftTimeLimitExceeded, LockUnavailable):
+        # `_publish` tells of an outage; the limit is that of the task which just released the lock.
+        raise
     except (NotOurs, CorruptEntry) as exc:
         text = "redislock: another worker must publish %s, which waits for %s: %s"
         logger.debug(text, entry_id, keys.lock, exc)
