@@ -111,6 +111,44 @@ def test_what_a_heartbeat_says_of_itself_it_says_in_a_greenlet(run, kind):
     assert said == ["ok"]
 
 
+def test_what_cannot_be_told_keeps_nothing_else_from_being_told(run, kind):
+    said = run(kind, """
+        from celery_redislock.lock.greenlets import start_native, teller_here
+        logging.getLogger("celery_redislock").setLevel(logging.CRITICAL)
+        teller, heard, told = teller_here(), [], []
+        def fails():
+            raise KeyError
+        def tell():
+            teller.tell(fails)
+            teller.tell(lambda: heard.append("next"))
+            told.append(True)
+        start_native(tell, "tells")
+        while not told:  # no other greenlet runs
+            pass
+        until(lambda: heard, "the next one is told")
+        print("ok")
+    """)  # fmt: skip
+    assert said == ["ok"]
+
+
+def test_what_no_greenlet_can_hear_since_their_thread_has_ended_is_told_at_once(run):
+    said = run("gevent", """
+        import gevent
+        from celery_redislock.lock.greenlets import start_native, teller_here
+        tellers, heard = [], []
+        def ends():
+            teller = teller_here()
+            gevent.get_hub().destroy(destroy_loop=True)
+            tellers.append(teller)
+        start_native(ends, "ends")
+        until(lambda: tellers, "its greenlets are gone")
+        start_native(lambda: tellers[0].tell(lambda: heard.append("lost")), "tells")
+        until(lambda: heard, "it is told", 10)
+        print("ok")
+    """)  # fmt: skip
+    assert said == ["ok"]
+
+
 def test_an_abort_does_not_hit_what_comes_after_the_body(run):
     """It is fired, and the body may go on to its end before it is raised."""
     said = run("gevent", """
