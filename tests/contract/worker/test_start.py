@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 from celery import Celery, signals
 from celery.contrib.testing.worker import start_worker
@@ -61,3 +63,19 @@ def test_a_worker_without_a_result_backend_says_so_at_once():
     assert "secret" not in str(told.value)
     assert "result_backend='cache+memory://'" in str(told.value)
     app.close()
+
+
+def test_that_nobody_hears_of_lost_locks_is_said_elsewhere(monkeypatch, caplog, capsys):
+    """As `logging.config` leaves a logger that it does not name."""
+    said = "the logger 'celery_redislock' is disabled: nobody will hear of lost locks"
+    start._say_if_unheard()
+    assert caplog.text == ""
+    monkeypatch.setattr(logging.getLogger("celery_redislock"), "disabled", True)
+    start._say_if_unheard()
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("celery.worker", "WARNING")
+    assert said in record.getMessage()
+    for name in ("celery.worker", None):
+        monkeypatch.setattr(logging.getLogger(name), "disabled", True)
+    start._say_if_unheard()
+    assert said in capsys.readouterr().err

@@ -7,10 +7,14 @@ from typing import Any
 
 import pytest
 
-from celery_redislock import Holder
+from celery_redislock import Holder, SingletonTask
+from celery_redislock.app.delivery import KEY, Kept
 from celery_redislock.errors import TaskReplaced
 from celery_redislock.protocol import notes
+from celery_redislock.tasks.ends import End
+from celery_redislock.worker import child_lease as leases
 from celery_redislock.worker import request as requests
+from celery_redislock.worker.child_lease import ChildLease
 from celery_redislock.worker.request import LockRequest
 from tests.contract.clocks import clock
 
@@ -82,3 +86,83 @@ def test_a_message_that_comes_back_after_a_time_limit_may_run(request_of):
     request = request_of(True, True, acks_on_failure_or_timeout=False)
     request._settle_timed_out()
     assert request._lease.noted == []
+
+
+class Placeholder:
+    """A request, as far as a child's lease looks at it."""
+
+    def __init__(self, task: Any, **raw: Any) -> None:
+        self.task, self.args, self.kwargs, self.request_dict = task, (), {}, {"id": "this", **raw}
+
+
+@pytest.fixture
+def child_of(app, monkeypatch):
+    """The lease of a dead child whose retry Celery sends. It knows what it asks the server: whether
+    to keep the lock for that.
+    """
+    asked: list[bool] = []
+    task = app.task(base=SingletonTask, name="t", shared=False, lock_across_retries="hold")(body)
+    task.retry_on_worker_lost = True
+    request = Placeholder(task)
+
+    def child_of(answers: list[bool], meanwhile: Any = None) -> Any:
+        def run(release: Any) -> Any:
+            asked.append(release.heir is not None)
+            if meanwhile is not None:
+                meanwhile(child)
+            return SimpleNamespace(ours=answers.pop(0))
+
+        monkeypatch.setattr(ChildLease, "server", SimpleNamespace(run=run))
+        child = ChildLease(1, request, "token")  # type: ignore[arg-type]
+        return child, asked
+
+    monkeypatch.setattr(leases, "settle", lambda claim, release: release)
+    monkeypatch.setattr(leases, "follow_up", lambda *args: None)
+    return child_of
+
+
+def body() -> None:
+    """It is never run."""
+
+
+@pytest.mark.parametrize(
+    ("answers", "finds_slot", "expected"),
+    [
+        ([True], False, [True]), ([False, True], True, [True, True]),
+        ([False, False], False, [True, False]),
+    ],
+)  # fmt: skip
+def test_the_lock_of_a_dead_child_is_kept_for_its_retry_in_whatever_slot_if_the_child_had_it(
+    child_of, monkeypatch, answers, finds_slot, expected
+):
+    monkeypatch.setattr(ChildLease, "_finds_slot", lambda child: finds_slot)
+    child, asked = child_of(answers)
+    child.child_ended()
+    assert asked == expected
+    assert answers == []
+
+
+def test_what_was_kept_for_a_retry_that_celery_does_not_send_is_freed(child_of, monkeypatch):
+    freed: list[Any] = []
+    monkeypatch.setattr(leases, "settle_beside", lambda app, kept, end: freed.append((kept, end)))
+    child, _ = child_of([True], lambda child: child.note_cut_short(is_retried=False))
+    child.child_ended()
+    assert freed == [(Kept(child.claim.keys.lock_id, "token.retry"), End.ENDED_BY_CELERY)]
+
+
+@pytest.mark.parametrize(
+    ("header", "why"),
+    [
+        ({"outages": 3}, "it was put off 3 times, since the lock server did not answer"),
+        ({"suspended": "task t"}, "it was put off, since this is suspended: task t"),
+        ({}, None),
+    ],
+)
+def test_what_expired_as_it_was_put_off_is_said_to_have_been(request_of, app, caplog, header, why):
+    task = app.task(base=SingletonTask, name="t", shared=False)(body)
+    request = request_of(False, False)
+    request._task, request._args, request._kwargs = task, (), {}
+    request._request_dict = {"id": "this", "expires": "2026-01-01T00:00:00+00:00", KEY: header}
+    request._report_expired()
+    said = [] if why is None else [f"redislock: t[this] ends as expired without a run: {why}"]
+    assert caplog.messages == said
