@@ -103,9 +103,9 @@ def child_of(app, monkeypatch):
     asked: list[bool] = []
     task = app.task(base=SingletonTask, name="t", shared=False, lock_across_retries="hold")(body)
     task.retry_on_worker_lost = True
-    request = Placeholder(task)
+    requests_made = []
 
-    def child_of(answers: list[bool], meanwhile: Any = None) -> Any:
+    def child_of(answers: list[bool], meanwhile: Any = None, **raw: Any) -> Any:
         def run(release: Any) -> Any:
             asked.append(release.heir is not None)
             if meanwhile is not None:
@@ -113,7 +113,8 @@ def child_of(app, monkeypatch):
             return SimpleNamespace(ours=answers.pop(0))
 
         monkeypatch.setattr(ChildLease, "server", SimpleNamespace(run=run))
-        child = ChildLease(1, request, "token")  # type: ignore[arg-type]
+        requests_made.append(Placeholder(task, **raw))
+        child = ChildLease(1, requests_made[-1], "token")  # type: ignore[arg-type]
         return child, asked
 
     monkeypatch.setattr(leases, "settle", lambda claim, release: release)
@@ -140,6 +141,19 @@ def test_the_lock_of_a_dead_child_is_kept_for_its_retry_in_whatever_slot_if_the_
     child.child_ended()
     assert asked == expected
     assert answers == []
+
+
+def test_a_retry_finds_what_was_reserved_for_the_message_of_a_child_that_died_early(child_of):
+    lock_id = child_of([])[0].claim.keys.lock_id
+
+    def heir(kept: Any = None, **raw: Any) -> Kept | None:
+        child, _ = child_of([], **raw, **({} if kept is None else {KEY: {"kept": kept}}))
+        return child.heir
+
+    assert heir([lock_id, "reserved"]) == Kept(lock_id, "reserved")
+    assert heir(["1|another", "reserved"]) == heir() == Kept(lock_id, "token.retry")
+    assert heir(retries=2) == Kept(lock_id, "token.retry")
+    assert heir(retries=3) is None, "there is no retry"
 
 
 def test_what_was_kept_for_a_retry_that_celery_does_not_send_is_freed(child_of, monkeypatch):
