@@ -22,7 +22,7 @@ from ..command import problem, with_app
 )
 @click.option(
     "--every",
-    type=click.FloatRange(0.1),
+    type=click.FloatRange(0.1, 86400),
     default=1.0,
     show_default=True,
     help="Seconds between two looks at the locks.",

@@ -13,6 +13,7 @@ from celery_redislock.ops.commands.export import export
 from celery_redislock.ops.commands.history import history
 from celery_redislock.ops.commands.looks import list_
 from celery_redislock.ops.commands.suspensions import suspend
+from celery_redislock.ops.commands.web import web
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,7 @@ def test_what_is_no_duration_is_said_of_its_option(command: Any, option: str, va
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "inf"])
-@pytest.mark.parametrize("command", [watch, export])
+@pytest.mark.parametrize("command", [watch, export, web])
 def test_a_pause_between_two_looks_is_a_time(command: Any, value: str) -> None:
     refused = CliRunner().invoke(command, ["--every", value])
     assert refused.exit_code == 2
