@@ -287,7 +287,7 @@ def _broken_answer(reply: Any, sent_at: float) -> Holder | None:
 
 def mark_done(claim: Claim, kind: str = notes.EXPECTS_RESULT) -> Call[Done | None]:
     """Leave the done note of an attempt that ends without the lock; "replaced" stays. The answer is
-    the note that another copy of the message has left of the same end, if one surely has.
+    the note that a run or another copy of the message has left, if one surely has.
     """
     return _note(claim, notes.encode(kind, claim.sent), claim.done_ttl, partial(_noted, claim))
 

@@ -16,6 +16,11 @@ local function says_over(note)
   return string.find(note, '^%+?[01]') ~= nil
 end
 
+-- The identity of the message whose attempt has ended, by such a note; nil if it was replaced.
+local function message_of(note)
+  return string.match(note, '^%+?[^+r](.*)$')
+end
+
 -- Whether such a note says that another task replaced the attempt.
 local function says_replaced(note)
   return string.sub(note, 1, 1) == REPLACED_NOTE
@@ -28,7 +33,8 @@ local function replaced_note(successor, kind)
 end
 
 -- Leave this note of an attempt that is over. What was replaced stays noted as replaced, whatever
--- becomes of its copies: one that came earlier must not take its successor's place in the room.
+-- becomes of its copies: one that came earlier must not take its successor's place in the room. And a
+-- lasting note stays one: only who left it knows of another copy.
 local function note_over(key, note, ttl)
   -- This comes first: a full server takes the note only after a write that needs no memory.
   local is_there = redis.call('PEXPIRE', key, ttl) == 1
@@ -36,7 +42,7 @@ local function note_over(key, note, ttl)
   local kind, successor = string.match(before, '^' .. REPLACED_NOTE .. '(%w?)(%[.*)$')
   local new_kind = string.match(note, '%w')
   if not successor then
-    redis.call('SET', key, note, 'PX', ttl)
+    redis.call('SET', key, before == lasting(before) and lasting(note) or note, 'PX', ttl)
   elseif kind ~= ENDED_NOTE and new_kind ~= REPLACED_NOTE then
     redis.call('SET', key, replaced_note(successor, new_kind), 'PX', ttl)
   end

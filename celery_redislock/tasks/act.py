@@ -24,6 +24,7 @@ from ..app.results import store_skipped
 from ..app.times import seconds_until
 from ..errors import LockConflict, LockUnavailable, TaskReplaced, TaskSkipped
 from ..policies import Policy
+from ..protocol import notes
 from ..protocol.calls import mark_done
 from ..protocol.calls import turn_away as count_turned_away
 from ..protocol.claims import Done, Parking
@@ -72,9 +73,7 @@ def turn_away(facts: Facts, state: State, request: Any, decision: decide.TurnedA
         return Ends(AlreadyDone())
     if outcome is Outcome.REPLACED:
         assert holder is not None
-        course = end_replaced(facts, request, holder)
-        note_end(facts, state)
-        return course
+        return end_replaced(facts, request, holder)
     if decision.why:
         logger.warning("redislock: %s is skipped: %s", facts, decision.why)
     _count_turned_away(facts, state, decision)
@@ -92,21 +91,24 @@ def is_noted(facts: Facts, outcome: Outcome) -> bool:
     return outcome in TURNED_AWAY and (outcome is not Outcome.RAISED or facts.acks_failures)
 
 
-def note_end(facts: Facts, state: State) -> Done | None:
+def note_end(facts: Facts, state: State, kind: str) -> Done | None:
     """Note for other copies of the message that the task has ended: none must run instead. Returns
     the note of a copy that has ended it already.
     """
-    if not state.may_have_copies or state.is_noted:
-        return None
-    note = mark_done(facts.claim, state.note_of(facts.note_of_no_run))
-    leave = partial(facts.locks.server.run, note, once=True)  # else it may meet its own note
+
+    def leave(kind: str) -> Done | None:
+        note = mark_done(facts.claim, state.note_of(kind))
+        return facts.locks.server.run(note, once=True)  # else it may meet its own note
+
     try:
-        return leave()
+        return leave(kind)
     except LockUnavailable as exc:
         logger.warning(
             "redislock: a copy of %s may run until its end can be noted: %s", facts, exc.reason
         )
-        housekeeper.add(leave, most=facts.claim.ttl)
+        # By then, what follows is published.
+        late = notes.EXPECTS_RESULT if kind == notes.PUBLISHING else kind
+        housekeeper.add(partial(leave, late), most=facts.claim.ttl)
         return None
 
 
@@ -179,9 +181,8 @@ def expires_before(facts: Facts, state: State, decision: decide.PutOff, countdow
     return left is not None and left < ahead
 
 
-def end_expired(facts: Facts, state: State, request: Any, decision: decide.PutOff) -> Course:
+def end_expired(facts: Facts, request: Any, decision: decide.PutOff) -> Course:
     """End a task that would expire before its next message is received."""
-    note_end(facts, state)
     because: tuple[str, ...] = ()
     if decision.cause is not None:
         because = str(decision.cause), decision.cause.reason

@@ -80,7 +80,7 @@ def ran_into(facts: Facts, lease: Lease, request: Any, error: BaseException) -> 
         # The next attempt's message is published: nothing is left to do for this attempt.
         return Ran(past.RETRIED, notes.ENDED, error)
     if isinstance(error, LockLost) and error.key == facts.key and lease.replaced_by:
-        return Ran(past.REPLACED, notes.EXPECTS_RESULT)
+        return Ran(past.REPLACED, facts.note_of_no_run)
     if isinstance(error, Reject):
         # A requeued message must run again; without requeueing it never will.
         return Ran(past.REJECTED, "" if error.requeue else notes.ENDED)

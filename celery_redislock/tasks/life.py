@@ -336,16 +336,24 @@ class Life:
         """Note that the task is turned away, before its result is stored: if it never is, a copy of
         the message runs. Returns the note of a copy that was turned away just before this one.
         """
-        facts, state = self.facts, self.state
-        if not isinstance(decision, decide.TurnedAway) or not act.is_noted(facts, decision.outcome):
+        turned_away = isinstance(decision, decide.TurnedAway) and decision.outcome
+        if not turned_away or not act.is_noted(self.facts, turned_away):
             return None
-        done = act.note_end(facts, state)
+        done = self._note_no_run()
+        if done is None or self.state.reruns:  # it may be the note of its first run
+            return None
+        self.ran = NOT_RUN
+        return done
+
+    def _note_no_run(self) -> Done | None:
+        """Note that the task ends without a run. Returns the note of a copy that has ended it."""
+        facts, state, done = self.facts, self.state, None
+        if state.may_have_copies and not state.is_noted:
+            done = act.note_end(facts, state, facts.note_of_no_run)
         self.state = state._replace(is_noted=True)
-        if done is not None and not state.reruns:  # else it may be the note of its first run
-            return done
         if facts.note_of_no_run == notes.PUBLISHING:
             self.ran = Ran(note=notes.PUBLISHING)
-        return None
+        return done
 
     def _act(self, decision: decide.Outcomes) -> Course:
         facts = self.facts
@@ -356,9 +364,14 @@ class Life:
         if self.state.parks_as:
             # Perhaps only the answer got lost, and the task is in the room: it must not run from
             # there.
-            self._call_off_copies(not isinstance(decision, decide.CannotRun) or facts.acks_failures)
+            goes_on = isinstance(decision, decide.Go | decide.GoUnlocked)
+            ends = not isinstance(decision, decide.CannotRun) or facts.acks_failures
+            self._call_off_copies(ends, goes_on)
         if isinstance(decision, decide.TurnedAway):
-            return act.turn_away(facts, self.state, self.request, decision)
+            course = act.turn_away(facts, self.state, self.request, decision)
+            if decision.outcome is Outcome.REPLACED:  # until now, a copy is to end it
+                self._note_no_run()
+            return course
         if isinstance(decision, decide.CannotRun):
             return Fails(decision.error)
         if isinstance(decision, decide.GoUnlocked):
@@ -374,7 +387,8 @@ class Life:
         facts, request = self.facts, self.request
         countdown = act.countdown_of(facts, decision)
         if act.expires_before(facts, self.state, decision, countdown):
-            return act.end_expired(facts, self.state, request, decision)
+            self._note_no_run()
+            return act.end_expired(facts, request, decision)
         state = self.state.arrives(facts.began)
         message, is_outage = state.message, decision.cause is not None
         suspended = None if decision.suspension is None else str(decision.suspension)
@@ -400,14 +414,17 @@ class Life:
             with only_logged("redislock: could not tell the copies of %s under %r", *self._name):
                 self._call_off_copies(ends)
 
-    def _call_off_copies(self, ends: bool) -> None:
+    def _call_off_copies(self, ends: bool, goes_on: bool = False) -> None:
         """Let no copy run of a task that failed while it was put off; or before it asked for the
         lock, as a room may have published it twice. The same for one that goes on, or `ends` its
         message, though the server may have put it into the room: its answer was lost.
         """
         state = self.state
         if (state.copied or state.message.parked) and ends:
-            act.note_end(self.facts, state)
+            if goes_on:
+                act.note_end(self.facts, state, notes.EXPECTS_RESULT)
+            else:
+                self._note_no_run()
         if state.parks_as or state.message.gave_up:
             self._leave_room()
 
@@ -581,12 +598,10 @@ class Life:
         state = self.state
         if not (self._completed and self.ran.note == notes.PUBLISHING and state.may_have_copies):
             return
-        self.ran = self.ran._replace(note=notes.ENDED)  # also for a release that is repeated
+        ran = self.ran
         try:
-            done = mark_done(self.facts.claim, state.note_of(notes.ENDED))
-            self.facts.locks.server.run(done, once=True)
-        except LockUnavailable as exc:
-            logger.warning(
-                "redislock: a redelivered copy of %s may run again, as its end was not noted: %s",
-                self, exc.reason,
-            )  # fmt: skip
+            self.ran = ran._replace(note=notes.ENDED)  # also for a release that is repeated
+            act.note_end(self.facts, state, notes.ENDED)
+        except SoftTimeLimitExceeded:
+            self.ran = ran  # it is noted when `live` settles again
+            raise

@@ -112,6 +112,8 @@ class State(NamedTuple):
 
     def note_of(self, kind: str) -> str:
         """The kind of done note: a lasting one, if another copy of the message may be left."""
+        if kind == notes.PUBLISHING and not self.may_have_copies:
+            kind = notes.EXPECTS_RESULT  # nobody notes later that what follows is published
         message = self.message
         is_copied = message.copied or self.copied or message.fanout
         return notes.lasting(kind) if is_copied else kind

@@ -337,7 +337,7 @@ OWN: dict[str, Fault] = {
         needs=_tasks("wait_bounded"), faults=False, suspends=True,
     ),
     "the end of a skipped task is not noted": _at(
-        "tasks/life.py", "done = act.note_end(", "done = None and act.note_end(",
+        "tasks/life.py", "done = self._note_no_run()", "done = None",
         needs=_both(
             _COPIES, _tasks("queue_limited", "wait_bounded", "queue_bounded", "defer_bounded")
         ), faults=True,

@@ -226,8 +226,31 @@ def test_of_copies_that_are_turned_away_at_once_only_the_first_one_ends_the_task
     assert done is not None
     assert done.note == notes.Note(notes.EXPECTS_RESULT, "a message")
     assert done.age < 5
-    assert store.run(calls.mark_done(copy, notes.ENDED)) is None, "another end"
+    assert store.run(calls.mark_done(first, notes.ENDED)) is not None
+    done = store.run(calls.mark_done(copy, notes.PUBLISHING))
+    assert done is not None, "it has told all since"
+    assert done.note.kind == notes.ENDED
     assert store.run(calls.mark_done(other, notes.ENDED)) is None, "the same id was sent again"
+
+
+def test_a_note_that_is_to_last_does_so_though_its_run_says_later_that_all_is_over(
+    store, inside, label
+) -> None:
+    """Only the lock's value said that a copy was seen."""
+    claim = make_claim(label, task_id=label)
+    claim.sent = "a message"
+    taken(store.run(calls.acquire(claim)))
+    copy = make_claim(label, task_id=label)
+    copy.sent = claim.sent
+    assert busy(store.run(calls.acquire(copy))).relation == "own"
+    store.run(calls.settle(claim, calls.Release(notes.PUBLISHING, always=True)))
+    store.run(calls.mark_done(claim, notes.ENDED))
+    for call in calls.forget([claim.done_key], most=claim.done_ttl):
+        store.run(call)
+
+    done = store.run(calls.acquire(copy))
+    assert isinstance(done, Done)
+    assert done.note.kind == notes.ENDED
 
 
 def test_who_does_not_know_its_message_does_not_know_its_copies(store, label) -> None:

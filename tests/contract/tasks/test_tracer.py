@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from datetime import datetime, timedelta, timezone
 from functools import wraps
 from typing import Any
 from unittest import mock
@@ -18,6 +19,7 @@ from celery_redislock import (
     Coalesce,
     Defer,
     Holder,
+    LockLost,
     LockUnavailable,
     Policy,
     Queue,
@@ -25,11 +27,14 @@ from celery_redislock import (
     Replace,
     SingletonTask,
     Skip,
+    Wait,
     current_lock,
 )
 from celery_redislock.app.delivery import KEY, done_key_of
+from celery_redislock.app.housekeeper import housekeeper
 from celery_redislock.lock.lease import Lease
 from celery_redislock.protocol import notes
+from celery_redislock.protocol.clock import clock
 from celery_redislock.protocol.tokens import new_token
 from celery_redislock.servers.server import Server
 from celery_redislock.tasks import act
@@ -213,6 +218,116 @@ def test_a_member_is_over_once_its_chord_has_been_told(
     assert kinds_of_notes(client, label) == [notes.ENDED]
 
 
+def in_a_chord(app: Any, **raw: Any) -> dict[str, Any]:
+    """What the message of a chord's member has, if no other copy of it is known."""
+    return {"chord": app.signature("other"), "delivery_info": {"routing_key": "q"}, **raw}
+
+
+def by_a_newer_run() -> dict[str, Any]:
+    return {KEY: {"v": 2, "replaced_by": {"task": "t", "task_id": "newer"}}}
+
+
+@pytest.mark.parametrize("how", ["replaced", "replaced with a result", "expired", "failed"])
+def test_what_ends_before_its_body_in_another_way_is_over_too(monkeypatch, app, label, client, how):
+    """Else a copy of its message would tell the chord again, or run."""
+
+    class Mine(Policy):
+        def act(self, conflict: Any) -> Any:
+            raise SoftTimeLimitExceeded(1)
+
+    policy: Any = {
+        "replaced with a result": Replace(result="x"), "expired": Defer(delay=60), "failed": Mine(),
+    }.get(how, Skip())  # fmt: skip
+    task = define(app, on_conflict=policy, acks_late=True)
+    raw = in_a_chord(app)
+    if how.startswith("replaced"):
+        raw |= by_a_newer_run()
+    elif how == "expired":
+        raw["expires"] = (datetime.now(timezone.utc) + timedelta(seconds=5)).isoformat()
+    else:
+        keys = task.keys_of_call((label, "return"), {})
+        raw[KEY] = {"v": 2, "kept": [keys.lock_id, ""], "parked": f"{label}:0.0"}
+    if not how.startswith("replaced"):
+        hold(task, label, client)
+    told = []
+    monkeypatch.setattr(task.backend, "on_chord_part_return", lambda *_, **__: told.append(how))
+
+    trace(task, label, **raw)
+    assert told == [how]
+    assert kinds_of_notes(client, label) == [notes.ENDED]
+
+
+def test_a_run_that_is_replaced_is_over_once_its_chord_has_been_told(
+    monkeypatch, app, label, client
+):
+    task = define(app, on_conflict=Replace(result="x"), acks_late=True)
+    told = []
+
+    def tell(*_: Any, **__: Any) -> None:
+        told.extend(kinds_of_notes(client, label))
+
+    monkeypatch.setattr(task.backend, "on_chord_part_return", tell)
+
+    def is_replaced(*_: Any) -> None:
+        lease = current_lock()
+        lease.replaced_by = Holder(task="t", task_id="newer")
+        raise LockLost(lease.key)
+
+    monkeypatch.setattr(task, "run", is_replaced)
+    assert trace(task, label, **in_a_chord(app)) == "SUCCESS"
+    assert told == [notes.PUBLISHING]
+    assert kinds_of_notes(client, label) == [notes.ENDED]
+
+
+def test_a_copy_that_was_seen_meets_the_result_of_what_was_acknowledged_early(
+    monkeypatch, app, label, client
+):
+    """Nobody notes then that all is over: without such a copy there is no note at all."""
+    task = define(app)
+    told: list[str] = []
+    monkeypatch.setattr(task.backend, "on_chord_part_return", lambda *_, **__: told.append("told"))
+    stamped = {"received": clock(), "queue": "q", "sent": "a message"}
+
+    def message() -> dict[str, Any]:
+        properties = {KEY: {**stamped, "token": new_token(), "received": clock()}}
+        return in_a_chord(app, properties=properties)
+
+    def run(*_: Any) -> str:
+        assert trace(task, label, **message()) == "IGNORED"  # put off
+        return "x"
+
+    monkeypatch.setattr(task, "run", run)
+    assert trace(task, label, **message()) == "SUCCESS"
+    assert kinds_of_notes(client, label) == [notes.EXPECTS_RESULT]
+    assert told == ["told"]
+    assert trace(task, label, **message()) == "IGNORED"
+    assert told == ["told"]
+
+
+@pytest.mark.parametrize("fails", [1, 2])
+def test_an_end_that_could_not_be_noted_is_noted_later_and_is_over_then(
+    monkeypatch, app, label, client, fails
+):
+    task = define(app, on_conflict=Wait(timeout=0), acks_late=True)
+    hold(task, label, client)
+    later: list[Any] = []
+    monkeypatch.setattr(housekeeper, "add", lambda chore, **_: later.append(chore))
+    run = Server.run
+
+    def is_away_first(server: Server, asked: Any, **options: Any) -> Any:
+        if asked.script == "note" and len(later) < fails:
+            raise LockUnavailable("the lock", None, "it is away")
+        return run(server, asked, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Server, "run", is_away_first)
+        assert trace(task, label, **in_a_chord(app)) == "IGNORED"
+    assert len(later) == fails
+    for chore in later:
+        chore()
+    assert kinds_of_notes(client, label) != [notes.PUBLISHING]
+
+
 @pytest.mark.parametrize("step", ["settle", "query"])
 @pytest.mark.parametrize("how", EXITS)
 def test_an_outcome_stands_though_its_settling_fails(
@@ -390,6 +505,24 @@ def test_a_time_limit_while_it_is_settled_changes_nothing(app, label, client, mo
     assert trace(task, label) == "SUCCESS"
     assert not limits
     assert not client.exists(task.lock_key_for(label, "return"))
+
+
+def test_a_time_limit_while_it_is_noted_that_all_is_over_leaves_that_note(
+    app, label, client, monkeypatch
+):
+    task = define(app, acks_late=True)
+    monkeypatch.setattr(task.backend, "on_chord_part_return", lambda *_, **__: None)
+    run, limits = Server.run, [SoftTimeLimitExceeded(1)]
+
+    def is_cut_short(server: Server, asked: Any, **options: Any) -> Any:
+        if asked.script == "note" and limits:
+            raise limits.pop()
+        return run(server, asked, **options)
+
+    monkeypatch.setattr(Server, "run", is_cut_short)
+    assert trace(task, label, **in_a_chord(app)) == "SUCCESS"
+    assert not limits
+    assert kinds_of_notes(client, label) == [notes.ENDED]
 
 
 @pytest.mark.parametrize("options", [{"on_lock_lost": "abort"}, {"on_conflict": Defer()}])
