@@ -129,7 +129,8 @@ def explained(error: Exception, pool: redis.ConnectionPool) -> Exception:
     else:
         hint = "the URL does not ask for TLS: does this port want it?"
         is_met = type(error) is RedisConnectionError and " connecting to" not in str(error)
-        is_likely = is_met and not issubclass(kind, redis.UnixDomainSocketConnection)
+        is_read = "max number of clients" in str(error)
+        is_likely = is_met and not (is_read or issubclass(kind, redis.UnixDomainSocketConnection))
     return type(error)(f"{error}; {hint}") if is_likely else error
 
 

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
+import redis
 
 from celery_redislock import AsyncRedisLock, LockUnavailable, RedisLock
 from tests.support.looking import make_app, run
@@ -58,6 +59,13 @@ def test_only_one_side_speaks_tls(two_ports, scheme, port, hint, kind) -> None:
 def test_a_port_that_nobody_has_is_no_matter_of_tls() -> None:
     reasons = reasons_at(f"redis://localhost:{free_port()}")
     assert [each for each in reasons if "TLS" in each] == []
+
+
+def test_a_server_that_takes_no_more_clients_is_no_matter_of_tls() -> None:
+    with RedisServer("--maxclients", "1") as server, redis.Redis(port=server.port) as client:
+        client.ping()
+        with pytest.raises(LockUnavailable, match=r"max number of clients reached$"):
+            RedisLock(f"redis://localhost:{server.port}", "x", TTL).acquire(timeout=0)
 
 
 def test_the_sentinels_do_not_know_the_masters_name(redis_server) -> None:
