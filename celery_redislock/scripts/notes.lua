@@ -34,7 +34,7 @@ end
 
 -- Leave this note of an attempt that is over. What was replaced stays noted as replaced, whatever
 -- becomes of its copies: one that came earlier must not take its successor's place in the room. And a
--- lasting note stays one: only who left it knows of another copy.
+-- lasting note stays one: only who left it knows of another copy. A message that is known to be over is.
 local function note_over(key, note, ttl)
   -- This comes first: a full server takes the note only after a write that needs no memory.
   local is_there = redis.call('PEXPIRE', key, ttl) == 1
@@ -42,6 +42,10 @@ local function note_over(key, note, ttl)
   local kind, successor = string.match(before, '^' .. REPLACED_NOTE .. '(%w?)(%[.*)$')
   local new_kind = string.match(note, '%w')
   if not successor then
+    local message = message_of(before) or ''
+    if message ~= '' and message == message_of(note) and string.match(before, '%w') == ENDED_NOTE then
+      note = string.gsub(note, '%w', ENDED_NOTE, 1)
+    end
     redis.call('SET', key, before == lasting(before) and lasting(note) or note, 'PX', ttl)
   elseif kind ~= ENDED_NOTE and new_kind ~= REPLACED_NOTE then
     redis.call('SET', key, replaced_note(successor, new_kind), 'PX', ttl)

@@ -230,6 +230,9 @@ def test_of_copies_that_are_turned_away_at_once_only_the_first_one_ends_the_task
     done = store.run(calls.mark_done(copy, notes.PUBLISHING))
     assert done is not None, "it has told all since"
     assert done.note.kind == notes.ENDED
+    third = store.run(calls.acquire(copy))
+    assert isinstance(third, Done)
+    assert third.note.kind == notes.ENDED, "and that stays noted"
     assert store.run(calls.mark_done(other, notes.ENDED)) is None, "the same id was sent again"
 
 
