@@ -232,12 +232,25 @@ def _may_be_lost(course: Course, call: Call) -> bool:
         return True  # it comes again after the visibility timeout
     if call.task_id in course.killed and _options(course, call) != {"late"}:
         return True
-    if _is_behind_a_reservation(course, call):
+    if _is_behind_a_reservation(course, call) or _was_not_told(course, call):
         return True
     return any(
         _may_be_lost(course, course.calls[each]) or _was_forgotten(course, course.calls[each])
         for each in call.after
         if each in course.calls
+    )
+
+
+def _was_not_told(course: Course, call: Call) -> bool:
+    """Whether a child died after it had stored a chord member's SUCCESS, and before it told the
+    chord: Celery takes the task for done, and acknowledges its message, which nobody can help. The
+    message comes again if the whole worker died.
+    """
+    return len(call.after) > 1 and any(
+        stored <= at and state == "SUCCESS"
+        for at, task_id in course.deaths
+        if task_id in call.after
+        for stored, state, _ in course.states.get(task_id, [])
     )
 
 
