@@ -102,9 +102,9 @@ def proves_nothing(task: Any, request: Context) -> bool:
 
 
 def note_of_end(task: Any, request: Context, *, fails: bool) -> str:
-    """The note that a call's end leaves: `PUBLISHING` if its result proves not what follows it.
-    Celery stores a result when it has published what follows a success, and before a chord is told;
-    and before all that follows a failure.
+    """The note that a call's end leaves: `PUBLISHING` if no stored result proves that all which
+    follows has been told. Celery stores a result after it has published callbacks and the chain of
+    a success, but before it tells a chord, and before all that follows a failure.
     """
     told = ("chord", "chain", "errbacks") if fails else ("chord",)
     if any(getattr(request, name, None) for name in told):

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: Seconds in each unit of a duration.
 UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+#: What `--every` takes: the seconds between two looks at the lock server.
+BETWEEN_LOOKS: Final = click.FloatRange(0.1, UNITS["d"])
 
 
 def duration(ctx: click.Context, param: click.Parameter, value: str) -> float:

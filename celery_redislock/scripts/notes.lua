@@ -33,8 +33,8 @@ local function replaced_note(successor, kind)
 end
 
 -- Leave this note of an attempt that is over. What was replaced stays noted as replaced, whatever
--- becomes of its copies: one that came earlier must not take its successor's place in the room. And a
--- lasting note stays one: only who left it knows of another copy. A message that is known to be over is.
+-- becomes of its copies: one that came earlier must not take its successor's place in the room. A
+-- lasting note stays lasting: only who left it knows of another copy. And what has ended stays so.
 local function note_over(key, note, ttl)
   -- This comes first: a full server takes the note only after a write that needs no memory.
   local is_there = redis.call('PEXPIRE', key, ttl) == 1

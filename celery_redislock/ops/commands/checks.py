@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from ..command import print_json, with_app, with_filters, with_json, with_states
+from ..command import BETWEEN_LOOKS, print_json, with_app, with_filters, with_json, with_states
 from ..table import ORDERS
 from ..terminal import Column, grid, show_lines
 
@@ -26,7 +26,7 @@ FINDINGS: Final = (
 @with_states
 @click.option("--sort", type=click.Choice(list(ORDERS)), default="held", show_default=True)
 @click.option("--reverse", is_flag=True, help="Reverse the order.")
-@click.option("--every", type=click.FloatRange(0.1, 86400), default=1.0, show_default=True)
+@click.option("--every", type=BETWEEN_LOOKS, default=1.0, show_default=True)
 @click.option("--limit", type=click.IntRange(1), help="Show at most this many.")
 @click.option("--times", type=click.IntRange(1), help="Stop after this many refreshes.")
 @with_app

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from ..command import problem, with_app
+from ..command import BETWEEN_LOOKS, problem, with_app
 
 
 @click.command(short_help="Serve figures of locks and waiting tasks.")
@@ -28,7 +28,7 @@ from ..command import problem, with_app
 )
 @click.option(
     "--every",
-    type=click.FloatRange(0.1, 86400),
+    type=BETWEEN_LOOKS,
     default=10.0,
     show_default=True,
     help="Seconds from one look at the lock server to the next, at least.",

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ..command import problem, with_app
+from ..command import BETWEEN_LOOKS, problem, with_app
 
 
 @click.command(short_help="Serve a page that shows the locks live.")
@@ -22,7 +22,7 @@ from ..command import problem, with_app
 )
 @click.option(
     "--every",
-    type=click.FloatRange(0.1, 86400),
+    type=BETWEEN_LOOKS,
     default=1.0,
     show_default=True,
     help="Seconds between two looks at the locks.",
