@@ -1,7 +1,7 @@
 """The compared locks, each used as its own documentation says, with its defaults.
 
-One object is made and used again and again. All have the same ttl, and every client is
-redis-py's with hiredis, which it uses by itself.
+One object is made and used again and again, if nothing else is said. All have the same ttl, and
+every client is redis-py's with hiredis, which it uses by itself.
 """
 
 from __future__ import annotations
@@ -40,6 +40,22 @@ class _Pair:
             raise RuntimeError("the lock was not acquired")
 
 
+class _New:
+    """A lock whose object is made anew for each pair."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._lock: Any = None
+
+    def acquire(self) -> None:
+        self._lock = self._make()
+        if not self._lock.acquire():
+            raise RuntimeError("the lock was not acquired")
+
+    def release(self) -> None:
+        self._lock.release()
+
+
 def ours(url: str, name: str) -> Lock:
     from celery_redislock import RedisLock
 
@@ -57,6 +73,17 @@ def ours_without_heartbeat(url: str, name: str) -> Lock:
 def redis_py(url: str, name: str) -> Lock:
     lock = redis.Redis.from_url(url).lock(name, timeout=TTL)
     return _Pair(lock.acquire, lock.release)
+
+
+def ours_new(url: str, name: str) -> Lock:
+    from celery_redislock import RedisLock
+
+    return _New(lambda: RedisLock(url, name, ttl=TTL))
+
+
+def redis_py_new(url: str, name: str) -> Lock:
+    client = redis.Redis.from_url(url)
+    return _New(lambda: client.lock(name, timeout=TTL))
 
 
 def redis_py_eager(url: str, name: str) -> Lock:
@@ -187,6 +214,11 @@ LOCKS: dict[str, Callable[[str, str], Lock]] = {
     "python-redis-lock, auto_renewal": python_redis_lock_renewed,
     "pottery Redlock": pottery,
     "sherlock": sherlock,
+}
+#: As most use a lock: with its arguments, where it is needed.
+NEW: dict[str, Callable[[str, str], Lock]] = {
+    "celery-redislock, a new object": ours_new,
+    "redis-py Lock, a new object": redis_py_new,
 }
 #: Locks for coroutines: their times include that a loop is started and stopped for each step.
 ASYNC: dict[str, Callable[[str, str], Lock]] = {

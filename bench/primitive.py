@@ -14,15 +14,16 @@ import redis
 from tests.support.servers import RedisServer
 
 from .counting import commands
-from .locks import ASYNC, FLOOR, LOCKS, TTL, Lock
+from .locks import ASYNC, FLOOR, LOCKS, NEW, TTL, Lock
 from .report import Bars, Column, Table, ratio
 from .section import Run
 from .stats import percentile, ratios
 
 #: Polls only if the lock is held, which it never is here.
 _LEFT_OUT = ("redis-py Lock, sleep=0.001",)
-#: The lock that most would take otherwise.
+#: The lock that most would take otherwise, and the same with a new object for each pair.
 USUAL = "redis-py Lock"
+USUAL_NEW = "redis-py Lock, a new object"
 #: Where the client and the server run.
 LAYOUTS = ("any core", "one core")
 #: Pairs in a row. Few, since the scheduler moves processes to other cores now and then.
@@ -42,7 +43,7 @@ class Taken:
 
 def measure(run: Run) -> list[Table]:
     rounds, turns = run.size(15, 3), run.size(50, 5)
-    known = {**LOCKS, **ASYNC}
+    known = {**LOCKS, **NEW, **ASYNC}
     names = [n for n in known if n not in _LEFT_OUT and (n == FLOOR or run.wants(n))]
     with RedisServer() as server, server.client() as client:
         locks = {name: known[name](server.url, f"primitive-{i}") for i, name in enumerate(names)}
@@ -120,7 +121,7 @@ def table(
 ) -> Table:
     medians = {k: {name: each.medians() for name, each in v.items()} for k, v in found.items()}
     against = ratios(medians["any core"], FLOOR)
-    usual = {layout: ratios(medians[layout], USUAL) if USUAL in sent else {} for layout in LAYOUTS}
+    usual = {layout: against_usual(medians[layout]) for layout in LAYOUTS}
     rows = []
     for name, taken in found["any core"].items():
         alone = found["one core"][name]
@@ -157,7 +158,8 @@ def table(
         rows,
         [
             f"{rounds} rounds of {turns} turns of {TURN} pairs; in each turn all locks take part,"
-            " in a new random order. One process, and one object for each lock, made once.",
+            " in a new random order. One process, and one object for each lock, made once; *a new"
+            " object* is made for each pair, and is compared with redis-py's new ones.",
             "*Floor*: two round trips on one socket with `sendall` and `recv`, commands packed and"
             f" replies read by hiredis: `SET name token NX PX {TTL * 1000}` and `DEL name`. The"
             " second floor deletes only what is its own, by `EVALSHA`, as every safe lock must.",
@@ -168,6 +170,15 @@ def table(
         ],
         Bars("Acquire and release, uncontended: times the floor", "times"),
     )
+
+
+def against_usual(rounds: Mapping[str, list[float]]) -> dict[str, tuple[float, float, float]]:
+    """Each lock against redis-py's, of which a new object is beside a new object."""
+    found = {}
+    for usual, those in ((USUAL, rounds.keys() - NEW.keys()), (USUAL_NEW, NEW.keys())):
+        if usual in rounds:
+            found |= ratios({name: rounds[name] for name in rounds if name in those}, usual)
+    return found
 
 
 def _every(taken: Taken) -> list[int]:

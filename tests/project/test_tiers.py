@@ -1,7 +1,7 @@
 """Who may import the inside of the package: `tests/unit` and `tests/contract`, and nobody else.
 
 import-linter sees the imports (`make lint`). Here it is what `monkeypatch`, `importlib` or a
-program in a string would import.
+program in a string would import. And what only one module of the tests may import.
 """
 
 from __future__ import annotations
@@ -37,3 +37,11 @@ def test_no_text_in_tests_of_promises_names_a_module_of_the_inside():
     ]
 
     assert found == [], "\n".join(found)
+
+
+def test_tests_take_the_clock_of_the_package_from_where_it_may_be_ahead():
+    """Any other would be behind in a process in which a test of the kit let time pass."""
+    taken = re.compile(r"^ *from celery_redislock\.protocol\.clock import", re.MULTILINE)
+    texts = {path: path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py")}
+    assert "protocol import clock" in texts[ROOT / "tests/contract/clocks.py"]
+    assert [path for path, text in texts.items() if taken.search(text)] == []

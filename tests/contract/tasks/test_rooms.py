@@ -12,12 +12,12 @@ from celery_redislock.app.housekeeper import housekeeper
 from celery_redislock.app.settings import app_locks
 from celery_redislock.protocol import calls, holders, rooms
 from celery_redislock.protocol.claims import Acquired, Claim, Done, Parking
-from celery_redislock.protocol.clock import clock
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.protocol.tokens import new_token
 from celery_redislock.servers.server import Server
 from celery_redislock.tasks.room import look_after
 from celery_redislock.worker.sweeper import Sweeper
+from tests.contract.clocks import clock
 from tests.support.workers import make_app
 
 LOCKS = ("redis", "cluster")

@@ -34,12 +34,12 @@ from celery_redislock.app.delivery import KEY, done_key_of
 from celery_redislock.app.housekeeper import housekeeper
 from celery_redislock.lock.lease import Lease
 from celery_redislock.protocol import notes
-from celery_redislock.protocol.clock import clock
 from celery_redislock.protocol.tokens import new_token
 from celery_redislock.servers.server import Server
 from celery_redislock.tasks import act, facts
 from celery_redislock.tasks.life import Life
 from celery_redislock.tasks.locked import LockedTask
+from tests.contract.clocks import clock
 from tests.support.interrupts import each_place
 
 #: What is asked of the server: scripts, and queries.
