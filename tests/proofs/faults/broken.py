@@ -36,6 +36,11 @@ BROKEN = {
         "acquire",
         f"{_IS_OWN} {_TAKE} end",
     ),
+    "no_suspension": (
+        "a lock is acquired although an operator has suspended it",
+        "acquire",
+        _TAKE,
+    ),
     "skip_on_redelivery": (
         "a copy of a message that meets its own lock is taken for a duplicate",
         "acquire",

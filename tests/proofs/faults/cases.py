@@ -200,6 +200,7 @@ COLUMNS: dict[str, Cell] = {
     "by transport": _sum("lost_by_transport"),
     "by us": _sum("lost_by_us"),
     "parked": _sum("parked"),
+    "suspended": _sum("suspended"),
     "forgot": _sum("forgotten"),
     "again": _sum("again"),
     "both": _sum("overlaps"),
@@ -213,6 +214,7 @@ COLUMNS: dict[str, Cell] = {
 LEGEND = """\
 * ran, skipped, failed: how the messages ended; one that was deferred or waited first counts as ran.
 * parked: stays in waiting rooms; forgot: those that ended with the lock server's data.
+* suspended: how often a task met a suspension: of its own, or of its lock.
 * gone: messages that Celery lost as it may: most were acknowledged early by a worker that died.
 * by transport: messages that the broker's transport lost: kombu's Redis transport takes a message
   from its queue before it notes who has it, and a connection that breaks takes messages along.

@@ -15,6 +15,8 @@ from typing import TypeVar
 
 from tests.proofs.history import Event
 
+from .kinds import KEEPS, KINDS
+
 T = TypeVar("T")
 
 #: What every span of time is allowed beyond its bound, in seconds, beside the time in which the
@@ -31,6 +33,8 @@ OF_PROGRAMS = (
     *("TypeError", "AttributeError", "KeyError", "IndexError", "NameError"),
     *("AssertionError", "RuntimeError", "ConfigError"),
 )
+#: Tasks whose retries keep the lock.
+KEPT = frozenset(name for name, (_, options) in KINDS.items() if KEEPS.items() <= options.items())
 SKIPPED = ("skipped", "skipped with a result")
 FINAL = ("SUCCESS", "FAILURE", "REVOKED")
 #: How a body ends if its attempt is over and will not be tried again by the broker.
@@ -70,6 +74,7 @@ class Verdict:
         again: attempts that ran once more, as they may.
         told: seconds from a loss until the loser was told; its process's stopped time excluded.
         parked: how often a task was put into a waiting room.
+        suspended: how often a task met a suspension.
         forgotten: those that the lock server forgot while they waited there.
         freed_child, freed_worker: seconds from a death until the lock was free.
     """
@@ -84,6 +89,7 @@ class Verdict:
     again: int = 0
     told: list[float] = field(default_factory=list)
     parked: int = 0
+    suspended: int = 0
     forgotten: int = 0
     freed_child: list[float] = field(default_factory=list)
     freed_worker: list[float] = field(default_factory=list)
@@ -362,6 +368,24 @@ def _first_common(first: Body, second: Body) -> float | None:
         max(a, c) for a, b in first.owned() for c, d in second.owned() if max(a, c) <= min(b, d)
     ]
     return min(common, default=None)
+
+
+def nothing_begins_under_a_suspension(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    """No run takes a suspended lock, but a retry for which it is kept."""
+    verdict.suspended += sum(bool(event.get("suspended")) for event in facts.kinds["conflict"])
+    for each in facts.kinds["suspended"]:
+        for body in facts.bodies:
+            start = body.start
+            is_meant = each.get("lock") == start.key or each.get("task") == start.task
+            began = start.fence and is_meant and each.since < start.asked < each.until
+            is_kept = start.task in KEPT and start.attempt > 0
+            if began and not is_kept and not facts.data_may_be_lost(start.at):
+                yield Violation(
+                    "suspended",
+                    f"{start.task}[{start.id}] asked for {start.key} at {start.asked:.4f}, while it"
+                    f" was suspended, and has it",
+                    (each, start),
+                )
 
 
 def no_message_vanishes(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
@@ -659,6 +683,7 @@ RULES = (
     workers_live,
     nothing_fails_by_itself,
     no_overlap,
+    nothing_begins_under_a_suspension,
     no_message_vanishes,
     not_its_own_duplicate,
     no_attempt_completes_twice,

@@ -1,4 +1,6 @@
-"""One running set-up of a case: servers, proxies, workers, the load, and who watches them."""
+"""One running set-up of a case: servers, proxies, workers, the load, an operator, and who watches
+them.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from tests.support.workers import Worker, is_running, make_app
 
 from .checker import FINAL
 from .kinds import TASKS
-from .load import APART, Load
+from .load import APART, KEYS, Load
+from .operator import Operator
 from .watch import LOCKS, Watcher
 
 #: Workers, and what each runs at a time.
@@ -209,6 +212,8 @@ class Stage:
             tasks=fault.load,
             apart=fault.apart,
         )
+        rng = random.Random(f"{self._seed}:operator")
+        self.operator = Operator(rng, self.app, self.history, list(fault.load), KEYS)
 
     def _broker(self) -> tuple[str, int]:
         """The broker's URL, and the port that the proxy stands in front of."""
@@ -281,6 +286,7 @@ class Stage:
     def _inject_under_load(self) -> None:
         began = time.monotonic()
         self.load.start()
+        self.operator.start()
         try:
             for _ in range(self.fault.times):
                 self.pause(0.7, 1.8)
@@ -291,6 +297,7 @@ class Stage:
                 self.pause(0.1, 0.2)
         finally:
             self.load.stop()
+            self.operator.stop()
 
     def _await_quiet(self) -> None:
         give_up = self._punctual() + self.fault.drain

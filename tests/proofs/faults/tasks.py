@@ -139,6 +139,7 @@ def _on_conflict(sender: Any, details: Any, **kwargs: Any) -> None:
         key=details.key,
         outcome=details.outcome,
         countdown=details.countdown,
+        suspended=details.suspension is not None,
         holder=holder and holder.task_id,
         holder_fence=holder and holder.fence,
         pid=os.getpid(),

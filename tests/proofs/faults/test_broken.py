@@ -60,6 +60,11 @@ def a_message_that_is_delivered_again_while_it_runs(stage, key):
     await_event(stage, task_id, "took", "refused", count=2)
 
 
+def a_call_under_a_suspension(stage, key):
+    with stage.operator.suspends({"lock": lock_key(key)}, 60.0):
+        await_event(stage, send(stage, key, "skip", 0.1), "start", "conflict")
+
+
 def a_lock_that_a_stranger_deletes(stage, key):
     stage.body_of(send(stage, key, "skip", 5.0))
     with stage.locks.client(timeout=5) as client:
@@ -72,6 +77,7 @@ SCENES = {
     "no_heartbeat": (a_body_longer_than_the_ttl, "overlap"),
     "plain_del": (one_that_gives_up_its_place_while_another_one_holds_the_lock, "overlap"),
     "token_is_task_id": (a_message_that_is_delivered_again_while_it_runs, "overlap"),
+    "no_suspension": (a_call_under_a_suspension, "suspended"),
     "skip_on_redelivery": (a_message_that_is_delivered_again_while_it_runs, "own duplicate"),
     "stranger_deletes_lock": (a_lock_that_a_stranger_deletes, "overlap"),
 }
