@@ -373,17 +373,20 @@ def _first_common(first: Body, second: Body) -> float | None:
 def nothing_begins_under_a_suspension(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
     """No run takes a suspended lock, but a retry for which it is kept."""
     verdict.suspended += sum(bool(event.get("suspended")) for event in facts.kinds["conflict"])
+    took_at = {(event.key, event.fence): event.at for event in facts.kinds["took"]}
     for each in facts.kinds["suspended"]:
         for body in facts.bodies:
             start = body.start
             is_meant = each.get("lock") == start.key or each.get("task") == start.task
-            began = start.fence and is_meant and each.since < start.asked < each.until
+            # One that waits asks before, and may have it afterwards.
+            began = is_meant and each.since < start.asked
+            began = began and took_at.get((start.key, start.fence), NEVER) < each.until
             is_kept = start.task in KEPT and start.attempt > 0
             if began and not is_kept and not facts.data_may_be_lost(start.at):
                 yield Violation(
                     "suspended",
-                    f"{start.task}[{start.id}] asked for {start.key} at {start.asked:.4f}, while it"
-                    f" was suspended, and has it",
+                    f"{start.task}[{start.id}] took {start.key}, for which it had asked at"
+                    f" {start.asked:.4f}, while it was suspended",
                     (each, start),
                 )
 

@@ -15,6 +15,7 @@ from typing import Any
 from celery import Celery, signals
 from celery.exceptions import Reject, Retry
 from celery.worker.request import Request
+from kombu import Connection
 from kombu.transport.redis import Transport as RedisTransport
 
 from celery_redislock import lock_conflict, lock_lost, lock_released
@@ -228,10 +229,26 @@ def _on_revoked(request: Any, **kwargs: Any) -> None:
     history.write("revoked", id=request.id, main=MAIN, expired=bool(kwargs.get("expired")))
 
 
+def _hear_that_a_connection_broke() -> None:
+    """If an acknowledgement is the first to find the connection broken, kombu connects anew where
+    messages are awaited without an event loop: as nobody consumes there, none ever comes.
+    """
+    drain = Connection.drain_events
+
+    @wraps(drain)
+    def drains(self: Any, **kwargs: Any) -> Any:
+        if self._connection is not None and not self.connected:
+            raise OSError("an acknowledgement has found the connection broken")
+        return drain(self, **kwargs)
+
+    Connection.drain_events = drains
+
+
 if CONF.get("bench_pool") == "gevent":
     # Without an event loop kombu looks for unacknowledged messages only when a poll of two
     # seconds brought nothing, and its BRPOP brings something every second.
     RedisTransport.brpop_timeout = 4
+    _hear_that_a_connection_broke()
 
 _witness_acknowledgements()
 witness.begin()
