@@ -22,7 +22,7 @@ PROGRAMS = {
     "sends tasks": (OURS,),
     "runs tasks": (
         OURS,
-        *(f"{OURS}.{each}" for each in ("tasks.tracer", "worker.strategy", "worker.sweeper")),
+        *(f"{OURS}.{each}" for each in ("tasks.tracer", "worker.request", "worker.sweeper")),
     ),
 }
 

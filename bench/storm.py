@@ -76,7 +76,8 @@ def one_policy(policy: str, pool: str, rounds: int, calls: Mapping[str, int]) ->
                 if task == STORM:
                     moved.append((bytes_moved(client) - before[0]) / calls[task])
                     written.append((stage.written_by_children() - before[1]) / calls[task])
-        sent = stage.commands_of_a_call(locks)
+        # Too few for a sweep to come in between: a worker asks each bucket every two seconds.
+        sent = stage.commands_of_a_call(locks, 3 if calls[STORM] == FEW else FEW)
         if stage.notes.exists("end:storm"):
             raise ContenderError(f"{policy}: the task whose duplicates they are has ended")
     figures = {
@@ -126,7 +127,8 @@ def table(rows: list[dict[str, Any]], rounds: int, calls: Mapping[str, int]) -> 
             " a server of its own, for a duplicate. *Pipe bytes*: what a pool process writes to"
             " its worker's main process, for a duplicate.",
             "A `Defer`ed duplicate is also published again. `Wait` is given a millisecond, which"
-            f" Redis makes a tenth of a second, and {FEW} duplicates a round.",
+            f" Redis makes a tenth of a second, and {FEW} duplicates a round: its bytes"
+            " contain what a worker asks every two seconds.",
         ],
         Bars("A storm of duplicates: times a plain task, solo", "solo times"),
     )

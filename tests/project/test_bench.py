@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
+import itertools
 import json
 import os
 import subprocess
 import sys
 
 from bench import __main__ as command
+from bench import imports
 from tests.support.workers import ROOT
 
 
@@ -17,6 +19,10 @@ def test_every_section_is_in_the_document():
     for name in command.SECTIONS:
         assert importlib.import_module(f"bench.{name}").measure
         assert page.count(f"<!-- figures:{name}:begin -->") == 1
+
+
+def test_what_is_imported_for_the_figures_is_there():
+    assert all(map(importlib.util.find_spec, itertools.chain(*imports.PROGRAMS.values())))
 
 
 def bench(*arguments: str) -> str:
