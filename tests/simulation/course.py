@@ -682,10 +682,15 @@ class Course(baton.World):
 
     def _left_by(self, child: workers.Child) -> list[tuple[str, str]]:
         """The locks that this child's task has, and their values: of its run, or kept for this
-        attempt.
+        attempt. Not that of a run elsewhere, of which the child had a copy.
         """
         assert child.job is not None
         task_id, attempt = child.job.task_id, child.job.attempt
+        others = {
+            (run.lock, run.fence)
+            for run in self.runs
+            if run.goes_on and run.process is not child.process
+        }
         found = []
         for key in self.server.look.keys("*}:lock*"):
             value = self.server.look.get(key) or "{}"
@@ -693,6 +698,8 @@ class Course(baton.World):
             is_held, is_own = bool(record.get("held")), record.get("task_id") == task_id
             if record.get("queued"):
                 continue  # options.md: "freed ... once the task has a result"
+            if (key, record.get("fence")) in others:
+                continue
             if is_own and not record.get("cooling") and record["attempt"] + is_held == attempt:
                 found.append((key, value))
         return found

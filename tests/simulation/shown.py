@@ -103,13 +103,18 @@ AWAY = ["is deferred for", "no new locks for"]
 WHAT_IS_REFUSED = {"large messages"}
 
 
+#: Seconds for which the package tries to acquire a lock of a long ttl.
+TRIED = 2.0
+
+
 @prop
 def a_blink_of_the_server_defers_nothing(course: Course) -> None:
-    """options.md, "Connections": "Acquire and release are tried for a third of it, at most 2 s"."""
-    blinks = all(
-        kind in ("restart", "stop server") and end - begin < 0.2
-        for begin, end, kind in course.happened
-    )
+    """options.md, "Connections": "Acquire and release are tried for a third of it, at most 2 s".
+    After a restart nobody takes a new lock for a third of the ttl: so long they are not tried, if
+    that is more.
+    """
+    kinds = {"stop server"} | ({"restart"} if course.plan.ttl / 3 <= TRIED else set())
+    blinks = all(kind in kinds and end - begin < 0.2 for begin, end, kind in course.happened)
     if blinks and course.plan.ttl >= 6.0 and not course.plan.also & WHAT_IS_REFUSED:
         for at, record in _lines(course, "is deferred for"):
             course.failed("a blink", f"{at:.3f} s: {record.getMessage()}")

@@ -441,8 +441,8 @@ class Worker:
         self.is_cold = True
 
     def _end(self) -> None:
-        for child in self.pool.children:
-            baton.world.kill(child.process)
+        for child in list(self.pool.children):
+            baton.world.kill_child(child)  # what it has may have begun after all was cancelled
         self.channel.ended_well = True
         broker.broker.connection_ended(self.channel)
         once.run_exits()
