@@ -186,6 +186,7 @@ class Delivery:
     copied: bool = False  # another copy of the message may exist, or have existed
     deferrals: int = 0  # how often the task was deferred before
     outages: int = 0  # how many of the last deferrals in a row were for the lock server's outage
+    behind: int = 0  # how many of them were behind another run of the task
     since: float | None = None  # Unix time when it first met a held lock or was deferred
     gave_up: bool = False  # the task's time in the waiting room is over
     parked: bool = False  # the message comes from a waiting room
@@ -233,6 +234,7 @@ class Delivery:
         self.began = self.began or bool(header.get("began", is_copy and "parked_at" not in header))
         self.deferrals = int(header.get("deferrals", 0))
         self.outages = int(header.get("outages", 0))
+        self.behind = int(header.get("behind", 0))
         self.since = header.get("since")
         self.arrived = header.get("arrived")
         if self.arrived is not None:
@@ -248,15 +250,23 @@ class Delivery:
             self.replaced_by = Holder.from_dict(by)
 
     def next_header(
-        self, kept: Kept | None, *, copied: bool, outage: bool, suspended: str | None = None
+        self,
+        kept: Kept | None,
+        *,
+        copied: bool,
+        outage: bool = False,
+        behind: bool = False,
+        suspended: str | None = None,
     ) -> dict[str, Any]:
         """The header of the message to which this delivery is deferred, and this one's reservation
         or place moves: `copied` if another copy of this message may exist, `outage` if the lock
-        server is not available, `suspended` if operators have suspended that.
+        server is not available, `behind` if another run of the task has the lock, `suspended` if
+        operators have suspended that.
         """
         return self._header(
             deferrals=self.deferrals + 1,
             outages=self.outages + 1 if outage else 0,
+            behind=self.behind + 1 if behind else 0,
             redelivered=self.copied or copied,
             suspended=suspended,
             **({} if kept is None else kept.header),

@@ -356,7 +356,7 @@ def _has_own_message(facts: Facts, state: State) -> bool:
 
 def _behind(facts: Facts, state: State, outcome: Outcome, busy: Busy, most: float) -> PutOff:
     """Put the task off until its other run, which has the lock, may have ended."""
-    countdown = backoff(state.message.deferrals, most, facts)
+    countdown = backoff(state.message.behind, most, facts)
     return PutOff(countdown, outcome, busy.holder, is_alone=False)
 
 

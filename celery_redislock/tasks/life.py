@@ -390,10 +390,14 @@ class Life:
             self._note_no_run()
             return act.end_expired(facts, request, decision)
         state = self.state.arrives(facts.began)
-        message, is_outage = state.message, decision.cause is not None
+        message = state.message
         suspended = None if decision.suspension is None else str(decision.suspension)
         header = message.next_header(
-            self.kept, copied=state.copied, outage=is_outage, suspended=suspended
+            self.kept,
+            copied=state.copied,
+            outage=decision.cause is not None,
+            behind=not decision.is_alone,
+            suspended=suspended,
         )
         self.state = state.published()
         return act.put_off(facts, request, message, header, countdown, decision)

@@ -23,16 +23,26 @@ def test_a_message_that_was_deferred_is_still_the_one_that_was_sent():
     """
     first = delivered()
     assert first.sent == "of this copy"
-    header = first.next_header(None, copied=False, outage=False)
+    header = first.next_header(None, copied=False)
     assert delivered(header[KEY]).sent == "of this copy"
     later = delivered({"sent": "as it was sent"})
     assert later.sent == "as it was sent"
-    assert later.next_header(None, copied=False, outage=False)[KEY]["sent"] == "as it was sent"
+    assert later.next_header(None, copied=False)[KEY]["sent"] == "as it was sent"
 
 
 @pytest.mark.parametrize("sent", ["", None])
 def test_a_copy_that_has_lost_its_identity_does_not_get_that_of_its_message(sent):
     assert delivered({"sent": sent}).sent == ""
+
+
+def test_deferrals_in_a_row_are_counted_by_their_reason():
+    message = delivered({"deferrals": 7, "outages": 2, "behind": 0})
+    behind = message.next_header(None, copied=True, behind=True)[KEY]
+    assert [behind[each] for each in ("deferrals", "outages", "behind")] == [8, 0, 1]
+    again = delivered(behind).next_header(None, copied=True, behind=True)[KEY]
+    assert [again[each] for each in ("deferrals", "outages", "behind")] == [9, 0, 2]
+    away = delivered(again).next_header(None, copied=True, outage=True)[KEY]
+    assert [away[each] for each in ("deferrals", "outages", "behind")] == [10, 1, 0]
 
 
 def test_a_deferred_message_keeps_its_reservation():

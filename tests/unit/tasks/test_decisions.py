@@ -196,15 +196,19 @@ TABLE: dict[str, tuple[Case, list[Answer], list[Question], Outcomes]] = {
     # Other runs of the same task.
     "its own run": (NEW, [OWN], [], deferred(1.0, Outcome.REDELIVERED, is_alone=False)),
     "its own run, again": (
-        Case(header={"deferrals": 9}), [OWN], [],
+        Case(header={"deferrals": 9, "behind": 9}), [OWN], [],
         deferred(512.0, Outcome.REDELIVERED, is_alone=False),
+    ),
+    "its own run, of what others had been deferring": (
+        Case(header={"deferrals": 14}), [OWN], [],
+        deferred(1.0, Outcome.REDELIVERED, is_alone=False),
     ),
     "its own run, of what the room published twice": (
         FROM_ROOM, [OWN], [], TurnedAway(Outcome.RUNS_ELSEWHERE, HOLDER),
     ),
     "its own run, or a lock that it got in an outage": (
         FROM_ROOM._replace(header={**FROM_ROOM.header, "deferrals": 1, "outages": 1}), [OWN], [],
-        deferred(2.0, Outcome.REDELIVERED, is_alone=False),
+        deferred(1.0, Outcome.REDELIVERED, is_alone=False),
     ),
     "its own run, of what the room published and the broker delivered before": (
         FROM_ROOM._replace(mark={"redelivered": True}), [OWN], [],
@@ -212,7 +216,7 @@ TABLE: dict[str, tuple[Case, list[Answer], list[Question], Outcomes]] = {
     ),
     "its own run, of what an earlier release put off since it came from the room": (
         Case(header={"parked": "this:0.0", "redelivered": True, "deferrals": 1}), [OWN], [],
-        deferred(2.0, Outcome.REDELIVERED, is_alone=False),
+        deferred(1.0, Outcome.REDELIVERED, is_alone=False),
     ),
     "its own run, of what an earlier release parked": (
         Case(header={"parked": "this:0.0", "redelivered": True, "parked_at": 1.0}), [OWN], [],
@@ -830,7 +834,7 @@ def test_a_policy_may_say_its_quiet_time_as_timedeltas():
 def test_no_countdown_is_longer_than_half_of_the_time_until_the_broker_delivers_again(
     visible, monkeypatch
 ):
-    case = Case(header={"deferrals": 99, "outages": 99})
+    case = Case(header={"deferrals": 99, "outages": 99, "behind": 99})
     facts, _ = case.delivery()
     redelivery = facts.locks.redelivery._replace(after=visible)
     monkeypatch.setattr(facts.locks, "redelivery", redelivery)
