@@ -168,6 +168,8 @@ def _why_it_expired(course: Course, call: Call) -> str:
     taken = course.taken.get(call.task_id, ())
     if not parked or any(parked[-1] < at for at in taken) or parked[-1] > expired:
         return ""
+    if call.spec.policy == "debounce" and len(parked) == 1:
+        return ""  # policies.md: it waits until no newer one has come, whoever has the lock
     for begin, end, kind in course.happened:
         if kind == "restart" and begin + 2.0 < expired < end:
             return "in an outage"
