@@ -27,8 +27,9 @@ PROGRAMS = {
 }
 
 _IMPORT = """
-import sys, time
+import gc, sys, time
 from importlib import import_module
+gc.disable()
 began = time.process_time()
 for name in sys.argv[1:]:
     import_module(name)
@@ -100,7 +101,8 @@ def table(rows: list[dict[str, Any]], count: int) -> Table:
         ],
         rows,
         [
-            "CPU time of the imports in a fresh interpreter, with compiled modules: the median of"
+            "CPU time of the imports in a fresh interpreter, with compiled modules and no garbage"
+            " collection, as it is chance whose import one falls into: the median of"
             f" {count} rounds. On the left are those modules of Celery, redis-py and what they are"
             " made of that celery_redislock loads; on the right celery_redislock, which loads them"
             " itself. A module of the standard library that only ours needs counts as ours. *Of the"
