@@ -377,8 +377,14 @@ def nothing_runs_twice(course: Course) -> None:
         for attempt in {run.attempt for run in runs}:
             done = [run for run in runs if run.attempt == attempt and run.ended is not None]
             more = call.does[:1] == ["replace"]
-            if len(done) > 1 + more + course.killed.get(call.task_id, 0):
+            if len(done) > 1 + more + _killed(course, call):
                 course.failed("nothing runs twice", f"{call.name}, attempt {attempt}: {len(done)}")
+
+
+def _killed(course: Course, call: Call) -> int:
+    """How often it was killed, or what it follows was: Celery may have sent it by then."""
+    before = [course.calls[each] for each in call.after if each in course.calls]
+    return course.killed.get(call.task_id, 0) + sum(_killed(course, each) for each in before)
 
 
 def _arrived_late(course: Course, call: Call) -> bool:
