@@ -118,7 +118,8 @@ def test_who_could_not_publish_a_rooms_task_looks_after_those_who_can(
     sweep(client, second)
     eventually(lambda: len(looked) == 3, "all have looked")
 
-    assert looked == [unable, able, unable]
+    assert looked.count(unable) == 2, "and it looks once more, later"
+    assert looked.count(able) == 1
 
 
 def test_a_room_is_not_looked_at_before_it_is_due_though_the_server_is_slow(
