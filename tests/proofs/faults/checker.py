@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from tests.proofs.history import Event
 
-from .kinds import KEEPS, KINDS
+from .kinds import KINDS
 
 T = TypeVar("T")
 
@@ -33,8 +33,6 @@ OF_PROGRAMS = (
     *("TypeError", "AttributeError", "KeyError", "IndexError", "NameError"),
     *("AssertionError", "RuntimeError", "ConfigError"),
 )
-#: Tasks whose retries keep the lock.
-KEPT = frozenset(name for name, (_, options) in KINDS.items() if KEEPS.items() <= options.items())
 SKIPPED = ("skipped", "skipped with a result")
 FINAL = ("SUCCESS", "FAILURE", "REVOKED")
 #: How a body ends if its attempt is over and will not be tried again by the broker.
@@ -98,7 +96,11 @@ class Verdict:
 def check(events: Iterable[Event]) -> Verdict:
     """All the rules, on one case's history."""
     facts = Facts(sorted(events, key=lambda event: event.at))
-    verdict = Verdict(bodies=len(facts.bodies), parked=len(facts.kinds["parked"]))
+    verdict = Verdict(
+        bodies=len(facts.bodies),
+        parked=len(facts.kinds["parked"]),
+        suspended=sum(bool(event.get("suspended")) for event in facts.kinds["conflict"]),
+    )
     for rule in RULES:
         verdict.violations += rule(facts, verdict)
     return verdict
@@ -372,7 +374,6 @@ def _first_common(first: Body, second: Body) -> float | None:
 
 def nothing_begins_under_a_suspension(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
     """No run takes a suspended lock, but a retry for which it is kept."""
-    verdict.suspended += sum(bool(event.get("suspended")) for event in facts.kinds["conflict"])
     took_at = {(event.key, event.fence): event.at for event in facts.kinds["took"]}
     for each in facts.kinds["suspended"]:
         for body in facts.bodies:
@@ -381,7 +382,8 @@ def nothing_begins_under_a_suspension(facts: Facts, verdict: Verdict) -> Iterato
             # One that waits asks before, and may have it afterwards.
             began = is_meant and each.since < start.asked
             began = began and took_at.get((start.key, start.fence), NEVER) < each.until
-            is_kept = start.task in KEPT and start.attempt > 0
+            _, options = KINDS[start.task]
+            is_kept = start.attempt > 0 and options.get("lock_across_retries") == "hold"
             if began and not is_kept and not facts.data_may_be_lost(start.at):
                 yield Violation(
                     "suspended",

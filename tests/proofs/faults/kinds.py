@@ -28,8 +28,7 @@ def _kind(weight: int, policy: Policy | None = None, **options: Any) -> Kind:
 
 
 _patiently = Defer(delay=0.2, backoff=1.3, max_delay=0.6)
-#: The lock is kept for the retry.
-KEEPS: dict[str, Any] = {"lock_across_retries": "hold"}
+_hold: dict[str, Any] = {"lock_across_retries": "hold"}
 
 #: Calls of this task come steadily, more often than its quiet time, as long as the load runs.
 STEADY, STEADILY = "debounce_steadily", 0.3
@@ -43,7 +42,7 @@ KINDS: dict[str, Kind] = {
     "refuse": _kind(1, Raise(), on_redis_error="raise"),
     "abort": _kind(2, on_lock_lost="abort"),
     "retry_released": _kind(2, _patiently),
-    "retry_held": _kind(2, _patiently, **KEEPS),
+    "retry_held": _kind(2, _patiently, **_hold),
     "queue": _kind(3, Queue()),
     "queue_limited": _kind(1, Queue(limit=2, then=Skip())),
     "queue_briefly": _kind(1, Queue(max_wait=0.8, then=Skip())),
@@ -52,7 +51,7 @@ KINDS: dict[str, Kind] = {
     "debounce": _kind(3, Debounce(quiet=0.4, max_wait=1.5)),
     "retry_debounced": _kind(1, Debounce(quiet=0.3, max_wait=1.0)),
     "retry_queued": _kind(1, Queue()),
-    "retry_held_queued": _kind(1, Queue(), **KEEPS),
+    "retry_held_queued": _kind(1, Queue(), **_hold),
     "retry_coalesced": _kind(1, Coalesce()),
     "pause": _kind(1, Queue(), lock_min_hold=0.8),
     "pause_coalesced": _kind(1, Coalesce(), lock_min_hold=0.6),

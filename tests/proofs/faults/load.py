@@ -13,6 +13,7 @@ from celery import Celery
 
 from tests.proofs.history import History
 
+from .background import Background
 from .kinds import STEADILY, STEADY, TASKS
 
 #: Of these tasks, several calls in a row come now and then.
@@ -35,8 +36,8 @@ def _keys_of(task: str) -> tuple[str, ...]:
     return next((keys for word, keys in OWN_KEYS.items() if word in task), KEYS)
 
 
-class Load:
-    """A thread that sends while not too many messages are open.
+class Load(Background):
+    """Sends while not too many messages are open.
 
     Args:
         rng: chooses everything.
@@ -63,6 +64,7 @@ class Load:
         tasks: Mapping[str, int] = TASKS,
         apart: tuple[float, float] = APART,
     ) -> None:
+        super().__init__("load")
         self._rng = rng
         self._tasks = tasks
         self._apart = apart
@@ -72,20 +74,8 @@ class Load:
         self._history = history
         self._room = room
         self._mutex = threading.Lock()
-        self._end = threading.Event()
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="load", daemon=True)
         self.short = False
         self.sent: list[str] = []
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._end.set()
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
 
     def one(self, task: str | None = None, **options: Any) -> str:
         """Send one message; random where nothing is said. Returns the task's id.
@@ -141,13 +131,10 @@ class Load:
 
     def _run(self) -> None:
         steady_at = 0.0
-        try:
-            while not self._end.wait(self._rng.uniform(*self._apart)):
-                # On a machine that is late the broker must not have more and more of them.
-                if time.monotonic() > steady_at and self._room(3):
-                    steady_at = time.monotonic() + STEADILY
-                    self.one(STEADY)
-                if self._room(1):
-                    self._some()
-        except BaseException as exc:
-            self._error = exc
+        while not self._end.wait(self._rng.uniform(*self._apart)):
+            # On a machine that is late the broker must not have more and more of them.
+            if time.monotonic() > steady_at and self._room(3):
+                steady_at = time.monotonic() + STEADILY
+                self.one(STEADY)
+            if self._room(1):
+                self._some()

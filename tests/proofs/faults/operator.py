@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -16,13 +15,15 @@ from celery_redislock.operations import resume, suspend
 from tests.proofs.history import History
 from tests.proofs.wire import lock_key
 
+from .background import Background
+
 #: Seconds between two suspensions, and of one: at least and at most.
 APART = (0.05, 0.4)
 LASTS = (0.3, 1.2)
 
 
-class Operator:
-    """A thread that suspends a task, or a lock, and resumes some of them before their end.
+class Operator(Background):
+    """Suspends a task, or a lock, and resumes some of them before their end.
 
     Args:
         rng: chooses everything.
@@ -38,32 +39,17 @@ class Operator:
         tasks: Sequence[str],
         keys: Sequence[str],
     ) -> None:
+        super().__init__("operator")
         self._rng, self._app, self._history = rng, app, history
         self._tasks = [{"task": each} for each in tasks]
         self._locks = [{"lock": lock_key(each)} for each in keys]
-        self._end = threading.Event()
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="operator", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End, once the last suspension has. Raises what went wrong."""
-        self._end.set()
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
 
     def _run(self) -> None:
-        try:
-            while not self._end.wait(self._rng.uniform(*APART)):
-                meant = self._rng.choice(self._rng.choice((self._tasks, self._locks, self._locks)))
-                seconds = self._rng.uniform(*LASTS)
-                with self.suspends(meant, seconds):
-                    time.sleep(min(self._rng.uniform(0.2, 2.0), 1.0) * seconds)
-        except BaseException as exc:
-            self._error = exc
+        while not self._end.wait(self._rng.uniform(*APART)):
+            meant = self._rng.choice(self._rng.choice((self._tasks, self._locks, self._locks)))
+            seconds = self._rng.uniform(*LASTS)
+            with self.suspends(meant, seconds):
+                time.sleep(min(self._rng.uniform(0.2, 2.0), 1.0) * seconds)
 
     @contextlib.contextmanager
     def suspends(self, meant: Mapping[str, Any], seconds: float) -> Iterator[None]:

@@ -285,9 +285,7 @@ class Stage:
 
     def _inject_under_load(self) -> None:
         began = time.monotonic()
-        self.load.start()
-        self.operator.start()
-        try:
+        with self.operator, self.load:
             for _ in range(self.fault.times):
                 self.pause(0.7, 1.8)
                 self.fault.inject(self)
@@ -295,9 +293,6 @@ class Stage:
             self.pause(0.5, 1.0)
             while time.monotonic() < began + AT_LEAST:
                 self.pause(0.1, 0.2)
-        finally:
-            self.load.stop()
-            self.operator.stop()
 
     def _await_quiet(self) -> None:
         give_up = self._punctual() + self.fault.drain
