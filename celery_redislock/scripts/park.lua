@@ -54,14 +54,14 @@ end
 
 -- The slots whose holders this task replaces, with their records: a release that is newer than ours
 -- may mean something else by its fields, and is only waited for.
-local held_by, replaceable = '', {}
+local held_by, replaceable, reserved = '', {}, {}
 for _, slot in ipairs(slots) do
   local current = redis.pcall('GET', slot)
   local holder = record_of(current) or {}
   holder = is_newer(holder) and {} or holder
   local is_own = holder.task_id == task_id and not holder.cooling
   if suspension and is_own and holder.queued and string.find(id, ':0.0', -4, true) then
-    redis.call('DEL', slot)  -- its place in the room takes that of its reservation
+    reserved[#reserved + 1] = slot  -- its place in the room takes that of its reservation
   elseif is_own or holder.reserved and not waits_first and not suspension then
     return {'ask', {}, {}}
   else
@@ -105,7 +105,14 @@ local function new_deadline()
   return gives_up_at
 end
 
+local function give_up_reservation()
+  if reserved[1] then
+    redis.call('DEL', unpack(reserved))
+  end
+end
+
 if is_there then
+  give_up_reservation()
   -- Another copy of the message parked the task, or it came and the lock was held. This message ends.
   if not waits_first then
     -- This comes first: a full server takes the rest only after it.
@@ -175,6 +182,7 @@ elseif needed[2] then
   return needed
 end
 
+give_up_reservation()
 local replaced = {}
 if before then
   -- The newest call gets the place of the one before, whose message may be on its way.

@@ -206,10 +206,6 @@ def what_has_ended_does_not_run(course: Course) -> None:
                 )
 
 
-#: Seconds from the decision that a task ends without a run until that is stored.
-STORED = 0.1
-
-
 @prop
 def unique_from_when_it_is_sent(course: Course) -> None:
     """options.md, "Unique from when it is sent": until it begins, nothing else is sent."""
@@ -223,13 +219,8 @@ def unique_from_when_it_is_sent(course: Course) -> None:
             continue
         over = [run.began for run in course.runs if run.task_id == task_id and run.began >= at]
         over += [when for when, _, _ in course.states.get(task_id, ()) if when >= at]
-        # With "queued" the lock is given back a moment before the body begins; and if it finds too
-        # many waiting, before its end is stored.
+        # With "queued" the lock is given back a moment before the body begins.
         until = min(over, default=course.now) - TICK * ("queued" in _options(course, call))
-        if call.spec.policy == "queue_limited" and not any(
-            run.task_id == task_id for run in course.runs
-        ):
-            until -= STORED
         for again, its_key, other_id in course.reserved[i + 1 :]:
             other = course.calls.get(other_id)
             is_same = other is not None and other.spec == call.spec and other_id != task_id
