@@ -108,8 +108,9 @@ def test_a_parked_message_that_was_changed_is_refused_and_one_with_callbacks_run
     sender.send_task(QUEUED, [label, 2.0], queue=QUEUE)
     eventually(lambda: journal.read(label, "start"), "it runs")
     waits = sender.send_task(QUEUED, [label, 0.0], queue=QUEUE, link=link)
-    changed = sender.send_task(QUEUED, [label, 0.0], queue=QUEUE)
     room = Room(client, keys.lock)
+    eventually(lambda: room.ids() == [waits.id], "one waits")
+    changed = sender.send_task(QUEUED, [label, 0.0], queue=QUEUE)
     eventually(lambda: room.ids() == [waits.id, changed.id], "both wait")
     field = f"{changed.id}:0.0"
     head, text = client.hget(keys.entries, field).split("{", 1)

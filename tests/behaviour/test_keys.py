@@ -160,8 +160,9 @@ def test_those_that_wait_under_a_smaller_limit_keep_their_places_and_are_not_sen
 ):
     """A call with a larger limit leaves a look at more slots behind, of which one stays free."""
     first = hold_open("queues_by_plan")
-    waiting = [send("queues_by_plan", label, 0.0) for _ in range(2)]
-    for each in waiting:
+    waiting = []
+    for _ in range(2):
+        waiting.append(each := send("queues_by_plan", label, 0.0))
         eventually(lambda each=each: f"{each.id}] queued" in worker.log(), "it waits")
     gold = send("queues_by_plan", label, 0.0, "gold")
 
