@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -382,11 +383,12 @@ def slots_reached(of: LockKeys, ttl: float, is_meant: Callable[[bytes], bool]) -
     """
     above = slots_above(of)
     last = partial(_last_meant, MAX_LIMIT - len(above), is_meant)
-    return Query([("GET", slot) for slot in above], last, of.lock, ttl)
+    commands = [("MGET", *above)] if above else []
+    return Query(commands, last, of.lock, ttl)
 
 
-def _last_meant(below: int, is_meant: Callable[[bytes], bool], values: list[Any]) -> int:
-    numbered = enumerate(values, below + 1)
+def _last_meant(below: int, is_meant: Callable[[bytes], bool], replies: list[Any]) -> int:
+    numbered = enumerate(itertools.chain.from_iterable(replies), below + 1)
     return max((n for n, each in numbered if isinstance(each, bytes) and is_meant(each)), default=0)
 
 

@@ -14,7 +14,7 @@ from .checkup import ERROR, OK, UNKNOWN, WARNING, Checkup, Finding
 COMMANDS: Final = (
     *("blpop {} 0", "del {}", "eval x 0", "evalsha x 0", "exists {}", "get {}", "hdel {} a"),
     *("hexists {} a", "hget {} a", "hrandfield {} 1", "hset {} a b", "llen {}"),
-    *("lpush {} a", "lrange {} 0 1", "lrem {} 1 a"),
+    *("lpush {} a", "lrange {} 0 1", "lrem {} 1 a", "mget {}"),
     *("pexpire {} 1", "pttl {}", "rpush {} a", "select 0", "set {} a", "time", "zadd {} 1 a"),
     *("zcard {}", "zrangebyscore {} 0 1", "zrem {} a", "zremrangebyscore {} 0 1"),
     *("zrevrange {} 0 0", "zscore {} a"),
