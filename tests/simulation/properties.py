@@ -225,6 +225,11 @@ def _options(course: Course, call: Call) -> set[str]:
     return {each.option for each in course.specs_of(call)}
 
 
+def _loses_its_lock(course: Course, call: Call) -> bool:
+    """options.md: "None: this call takes no lock", in the other release, where copies run."""
+    return any(each.name == call.spec.name and not each.lock_key for each in course.plan.deployed)
+
+
 def _may_be_lost(course: Course, call: Call) -> bool:
     if _happened(course, "restart empty", "broker away"):
         return True
@@ -328,8 +333,8 @@ def each_ends_once(course: Course) -> None:
         ends = [state for _, state, _ in course.states.get(call.task_id, []) if state in FINAL]
         if "queued" in _options(course, call) and course.plan.visibility is not None:
             continue  # options.md: nothing is locked while it runs, so copies run
-        if any(each.name == call.spec.name and not each.lock_key for each in course.plan.deployed):
-            continue  # options.md: "None: this call takes no lock", in the other release
+        if _loses_its_lock(course, call):
+            continue
         if len(ends) > _most_ends(course, call) and not _arrived_late(course, call):
             course.failed("each ends once", f"{call.name}: {ends}")
 
