@@ -100,8 +100,18 @@ def follow_up(
     if not isinstance(reply, Free) and reply.offered is not None:
         housekeeper.add(partial(_publish, app, keys, ttl, reply.offered), most=0.0, talks=True)
     due_in = reply.due_in if isinstance(reply, Settled | Parked) else None
-    if due_in is not None and due_in < SOON:
-        housekeeper.add(partial(look_after, app, keys, ttl), after=due_in, talks=True)
+    _look_soon(app, keys, ttl, due_in, clock() + SOON)
+
+
+def _look_soon(app: Any, keys: LockKeys, ttl: float, due_in: float | None, until: float) -> None:
+    """Look after the room when it is due, and again when it is due then, if that is before."""
+    if due_in is not None and clock() + due_in < until:
+        look = partial(_look_then, app, keys, ttl, until)
+        housekeeper.add(look, after=due_in, talks=True)
+
+
+def _look_then(app: Any, keys: LockKeys, ttl: float, until: float) -> None:
+    _look_soon(app, keys, ttl, look_after(app, keys, ttl).due_in, until)
 
 
 def _end_all(app: Any, keys: LockKeys, ttl: float, replaced: dict[str, str], by: str) -> None:

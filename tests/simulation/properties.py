@@ -525,9 +525,11 @@ def max_wait_is_kept(course: Course) -> None:
             continue
         due = course.taken[call.task_id][0] + MAX_WAIT
         begins = [run.began for run in course.runs if run.task_id == call.task_id]
-        if begins and begins[0] < due:
+        published = course.published(call.task_id)
+        on_its_way = [at for at in published if at < due and begins and begins[0] < at + OFFERED]
+        if on_its_way or (begins and begins[0] < due):
             continue
-        sent = [at for at in course.published(call.task_id) if at >= due - 0.5]
+        sent = [at for at in published if at >= due - 0.5]
         came = sent[0] if sent else course.now
         if came > due + LATE and not _ended_before(course, call, due):
             course.failed("max_wait", f"{call.name} is published {came - due:.2f} s late")
