@@ -155,6 +155,19 @@ class _Socket(FakeSocket):
         return self._convert_lua_result(result, nested=False)
 
 
+class _Look(FakeRedis):
+    """Looks into the server's memory, by the server's clock: by another one, keys would expire."""
+
+    clock: baton.Clock
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        before, baton.world.server_clock = baton.world.server_clock, self.clock
+        try:
+            return super().execute_command(*args, **options)
+        finally:
+            baton.world.server_clock = before
+
+
 def script_in(command: list[bytes]) -> str:
     """The name of the script that a command calls, or the command's own."""
     if not command[0].startswith(b"EVAL"):
@@ -217,7 +230,7 @@ class LockServer:
     def __init__(self) -> None:
         self.memory = FakeServer()
         self._socket = _Socket(self.memory, 0, client_class=FakeRedis)
-        self.look = FakeRedis(server=self.memory, decode_responses=True)
+        self.look = _Look(server=self.memory, decode_responses=True)
         self.exchanges = 0
         self.is_down = False
         self.stopped_until = 0.0
@@ -228,7 +241,7 @@ class LockServer:
         self._blocked: dict[bytes, list[Any]] = {}
         self.links: list[Any] = []
         self.dies: tuple[int, Callable[[], None]] | None = None
-        self.clock = baton.Clock()
+        self.clock = self.look.clock = baton.Clock()
         self.lag: tuple[float, float] | None = LAG
         self.confirms: Callable[[list[bytes], Any, bool], None] = lambda command, reply, are: None
         #: What its replica has; None if that has all.
