@@ -43,7 +43,7 @@ if #broken > 0 then
   elseif redis.call('ZRANGEBYSCORE', waiters, 0, '+inf', 'LIMIT', 0, 1)[1] then
     redis.call('DEL', wake)
     redis.call('LPUSH', wake, '1')
-    redis.call('PEXPIRE', wake, longest)
+    redis.call('PEXPIRE', wake, 1000)
   end
 end
 return broken

@@ -388,7 +388,7 @@ def _is_awaited(course: Course, call: Call, at: float) -> bool:
     gives_up = course.taken[call.task_id][0] + MAX_WAIT - LATE
     is_over = call.spec.policy == "queue_bounded" and at > gives_up
     goes_on = min([*begins, *ends, course.now]) > at
-    return bool(sent) and sent[-1] > at - 1.0 + TICK and goes_on and not is_over
+    return bool(sent) and sent[0] > at - 1.0 + TICK and goes_on and not is_over
 
 
 @prop
