@@ -16,7 +16,7 @@ from .properties import (
     _deaths,
     _free_after,
     _happened,
-    _loses_its_lock,
+    _has_another_key,
     _options,
     _outage,
     _was_broken,
@@ -193,7 +193,7 @@ def what_has_ended_does_not_run(course: Course) -> None:
     for call in course.calls.values():
         if "queued" in _options(course, call) and course.plan.visibility is not None:
             continue  # options.md: nothing is locked while it runs, so copies run
-        if _loses_its_lock(course, call):
+        if _has_another_key(course, call):
             continue
         if "expires" in call.options and course.came_again(call.task_id):
             continue  # Celery looks at that as a message comes: one may wait in the pool

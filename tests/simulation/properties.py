@@ -12,7 +12,7 @@ from collections.abc import Callable
 from . import baton, tasks
 from .baton import EPOCH
 from .course import FINAL, LIMIT_FALLS_EVERY, Call, Course, Run, Suspended
-from .tasks import MAX_WAIT, Spec
+from .tasks import MAX_WAIT, Spec, Version
 
 Property = Callable[[Course], None]
 _all: list[Property] = []
@@ -225,9 +225,15 @@ def _options(course: Course, call: Call) -> set[str]:
     return {each.option for each in course.specs_of(call)}
 
 
-def _loses_its_lock(course: Course, call: Call) -> bool:
-    """options.md: "None: this call takes no lock", in the other release, where copies run."""
-    return any(each.name == call.spec.name and not each.lock_key for each in course.plan.deployed)
+def _has_another_key(course: Course, call: Call) -> bool:
+    """deploying.md, "A `lock_key` or the prefix changes": "so may copies of what has run", each of
+    which sends what follows. Or it takes no lock in the other release.
+    """
+    before = [course.calls[each] for each in call.after if each in course.calls]
+    return any(
+        each.name == call.spec.name and each.lock_key != Version.lock_key
+        for each in course.plan.deployed
+    ) or any(_has_another_key(course, each) for each in before)
 
 
 def _may_be_lost(course: Course, call: Call) -> bool:
@@ -333,7 +339,7 @@ def each_ends_once(course: Course) -> None:
         ends = [state for _, state, _ in course.states.get(call.task_id, []) if state in FINAL]
         if "queued" in _options(course, call) and course.plan.visibility is not None:
             continue  # options.md: nothing is locked while it runs, so copies run
-        if _loses_its_lock(course, call):
+        if _has_another_key(course, call):
             continue
         if len(ends) > _most_ends(course, call) and not _arrived_late(course, call):
             course.failed("each ends once", f"{call.name}: {ends}")
@@ -377,6 +383,8 @@ def nothing_runs_twice(course: Course) -> None:
         return
     for call in course.calls.values():
         if _arrived_late(course, call) or _waits_under_another_limit(course, call):
+            continue
+        if _has_another_key(course, call):
             continue
         runs = [run for run in course.runs if run.task_id == call.task_id and run.lease]
         for attempt in {run.attempt for run in runs}:
