@@ -167,11 +167,11 @@ for i, slot in ipairs(slots) do
   elseif is_own and mine == theirs and holder.done and not again then
     return {'done', holder.done[1], -1, math.max(now - holder.done[2], 0)}
   elseif not (is_own or is_child) or mine < theirs and (holder.cooling or again)
-      or mine == theirs and holder.cooling and not holder.not_run then
+      or mine == theirs and holder.cooling and not holder.unfinished then
     other, relation = other or i, relation or 'other'
   elseif mine < theirs then
     return {'done', ENDED_NOTE, -1}
-  elseif mine > theirs or holder.not_run then
+  elseif mine > theirs or holder.unfinished then
     -- The lock is kept for us, or from others only; or its holder missed a heartbeat: that run is dead
     -- or has given up.
     if holder.held or holder.queued or holder.cooling

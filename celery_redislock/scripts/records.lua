@@ -32,12 +32,12 @@ local function acquired_at(value)
 end
 
 -- The value of a lock that is kept on after its run: without a token nobody extends or releases it. If
--- the run has ended, it has the done note, and the ms at which that was left. If nobody ran, since a
--- kept lock was taken in vain, the pause is no reason to turn that attempt away: it takes it again.
-local function cooling_down(value, note, now, is_in_vain)
+-- the run has ended, it has the done note, and the ms at which that was left. If it did not run to its
+-- end, the pause is no reason to turn that attempt away: it takes it again.
+local function cooling_down(value, note, now, is_unfinished)
   local rest = string.gsub(string.sub(value, #opening_of(value) + 1), ',"held":true', '')
   local cooling = '{"token":"","cooling":true' .. string.gsub(rest, ',"queued":true', '')
-  cooling = is_in_vain and with(cooling, ',"not_run":true') or cooling
+  cooling = is_unfinished and with(cooling, ',"unfinished":true') or cooling
   return note and with(cooling, string.format(',"done":[%s,%.0f]', cjson.encode(note), now)) or cooling
 end
 

@@ -114,8 +114,7 @@ else
   rest = since and math.min(math.ceil(since * 1000 + hold - now), hold) or 0
   rest = math.max(rest, pause, rest_of_pause(current, now))
   if rest > 0 then
-    local is_in_vain = string.find(run_end, 'not run', 1, true)
-    change(slot, cooling_down(current, says_over(note) and note, now, is_in_vain), rest)
+    change(slot, cooling_down(current, says_over(note) and note, now, note == ''), rest)
     if someone_waits() then
       wake_one(rest)  -- so that the waiter learns when the lock will be free
     end

@@ -83,9 +83,19 @@ def test_in_a_pause_the_task_that_asked_for_it_goes_on_and_no_other_does(room, h
     assert rest(room) == about(PAUSE - 100)
 
 
-def test_a_copy_of_the_run_that_asked_for_a_pause_waits_for_its_end(room):
-    assert room.settle(room.take("runs"), pause=PAUSE).ours
-    assert room.ask("runs").relation == "other"
+@pytest.mark.parametrize("died", [True, False], ids=["died", "in vain"])
+def test_one_that_did_not_run_to_its_end_goes_on_in_the_pause_and_its_earlier_copies_do_not(
+    room, died
+):
+    """Else its own message would be turned away as a duplicate of it."""
+    leave(room, room.take("runs"), 5)
+    assert room.settle(room.take("runs", attempt=1), died=died).ours
+    assert room.ask("other").holder.cooling_down
+    assert isinstance(room.store.run(calls.acquire(room.claim("runs"))), Done)
+    again = room.take("runs", attempt=1)
+    assert room.settle(again, note=NOTE).ours
+    assert rest(room) == about(PAUSE)
+    assert isinstance(room.store.run(calls.acquire(room.claim("runs", attempt=1))), Done)
 
 
 def test_who_holds_the_lock_under_a_pause_knows_the_value_that_is_stored(room):
@@ -162,10 +172,11 @@ def test_a_copy_that_comes_in_the_pause_of_its_run_meets_the_run_s_note(make_roo
     assert isinstance(room.store.run(calls.acquire(room.claim("runs", attempt=1))), Acquired)
 
 
-@pytest.mark.parametrize("note", ["", notes.PUBLISHING])
-def test_a_copy_of_what_did_not_come_to_its_end_meets_none(room, note):
-    assert room.settle(room.take("runs"), note=note, pause=PAUSE).ours
-    assert room.ask("runs").holder.cooling_down
+def test_a_copy_of_what_did_not_come_to_its_end_meets_none(room):
+    assert room.settle(room.take("runs"), note=notes.PUBLISHING, pause=PAUSE).ours
+    busy = room.ask("runs")
+    assert busy.holder.cooling_down
+    assert busy.relation == "other"
 
 
 def test_what_was_replaced_in_a_room_is_ended_by_who_replaced_it(room):
