@@ -174,7 +174,7 @@ class Lease(Right):
     # -- asking the server ----------------------------------------------------------------
 
     def acquire(
-        self, hold_off: float | None = None, again: bool = False, note: str = ""
+        self, hold_off: float | None = None, again: str = "", note: str = ""
     ) -> Acquired | Busy | Done:
         """Try once to take the lock. See `calls.acquire` and `Server.run`."""
         answer: Acquired | Busy | Done
@@ -186,9 +186,10 @@ class Lease(Right):
         timeout: float | None,
         on_busy: Callable[[Busy], None] | None = None,
         for_message: bool = True,
+        again: str = "",
     ) -> Acquired | Busy | Done:
         """Wait for the lock, see `waiting`. `on_busy` is called with each `Busy` but the last."""
-        return self._go(waiting(self.claim, timeout, for_message), on_busy)
+        return self._go(waiting(self.claim, timeout, for_message, again), on_busy)
 
     def extend_now(self, retake: bool = True) -> bool:
         """Extend the lock. Returns False if the lock is no longer ours. See `Right.extending`."""

@@ -86,15 +86,15 @@ class Release(NamedTuple):
 
 
 def acquire(
-    claim: Claim, how: str = "try", again: bool = False, note: str = ""
+    claim: Claim, how: str = "try", again: str = "", note: str = ""
 ) -> Call[Acquired | Busy | Done]:
     """Take the lock, or learn why not. Asking again with the same claim is safe.
 
     `how` is "try", which asks once; "wait", which joins the waiters, and does not take a lock that
     is kept for a woken one; "woken", which asks after a block; or "last", which asks and stops
-    waiting. With `again` the lock is taken even if this attempt is known to have run before. `note`
-    is the done note to leave, see `notes`, if the lock is busy and that ends the task without a
-    run.
+    waiting. With `again`, of the done notes of this attempt only that of the message with this
+    identity keeps it from running, see `notes.NO_MESSAGE`. `note` is the done note to leave, see
+    `notes`, if the lock is busy and that ends the task without a run.
     """
     of = claim.keys
     if_busy = ":" if claim.turned_away and how == "try" and not again else ""
@@ -104,7 +104,7 @@ def acquire(
     args = (claim.value, to_ms(claim.ttl), of.lock_id, claim.entry_id, if_busy, claim.history)
     if how != "try" or again or claim.kept or claim.parent:
         kept = claim.kept and holders.opening_of(claim.kept)
-        args += (how, int(again), to_ms(WAITER_TTL), kept, claim.parent)
+        args += (how, again, to_ms(WAITER_TTL), kept, claim.parent)
     keys = (
         *(of.lock, of.fence, of.waiters, claim.done_key, of.room, of.entries),
         *(of.rooms, of.deadlines, of.sent, of.ended),

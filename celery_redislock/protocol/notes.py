@@ -24,6 +24,8 @@ PUBLISHING: Final = "c"
 #: ends it. Once it has ended, or another process stores its result, the note is of a kind above.
 REPLACED: Final = "r"
 LASTING: Final = "+"
+#: In the place of a message's identity: that of none.
+NO_MESSAGE: Final = "*"
 
 
 class Note(NamedTuple):

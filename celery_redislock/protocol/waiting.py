@@ -50,11 +50,12 @@ Step: TypeAlias = Try | Block | Sleep
 
 
 def waiting(
-    claim: Claim, timeout: float | None, for_message: bool = True
+    claim: Claim, timeout: float | None, for_message: bool = True, again: str = ""
 ) -> Generator[Step, Answer | None, Answer]:
     """The steps of a wait of so many seconds, or without end: until the lock is released, or may
-    have expired; with `for_message` also while it is kept for a message in the queue. The caller
-    sends each step's answer, or None if none came in time, and throws `LockUnavailable`.
+    have expired; with `for_message` also while it is kept for a message in the queue. `again`: see
+    `acquire`. The caller sends each step's answer, or None if none came in time, and throws
+    `LockUnavailable`.
     """
     give_up = None if timeout is None else clock() + timeout
     answer: Answer | None = None
@@ -63,14 +64,14 @@ def waiting(
         left = None if give_up is None else max(give_up - clock(), 0.0)
         goes_on = left != 0
         if answer is None or is_listed is not goes_on:
-            answer = yield Try(acquire(claim, "wait" if goes_on else "last"), left)
+            answer = yield Try(acquire(claim, "wait" if goes_on else "last", again), left)
             assert answer is not None
             is_listed = goes_on
         # "own": another copy of this message has the lock.
         if not isinstance(answer, Busy) or answer.relation == "own" or not goes_on:
             return answer
         if answer.for_message and not for_message:
-            answer = yield Try(acquire(claim, "last"), left)
+            answer = yield Try(acquire(claim, "last", again), left)
             assert answer is not None
             is_listed = False  # "last" took us off the list of waiters
             if not isinstance(answer, Busy) or answer.relation == "own" or answer.for_message:
@@ -86,7 +87,7 @@ def waiting(
         if left is not None:
             pause = min(pause, left)
         try:
-            call = acquire(claim, "last" if is_last else "woken")
+            call = acquire(claim, "last" if is_last else "woken", again)
             answer = yield Block(call, claim.keys.wake, max(min(pause, MAX_BLOCK), 0.01))
             is_listed = not is_last
         except LockUnavailable:

@@ -10,7 +10,8 @@
 --       6 how many runs the bucket's history keeps; "0" if there is none
 --       The rest is left out by who tries once, and of whom it says nothing:
 --       7 how: "try" once, "wait", "woken" after a wait, or "last" before giving up a wait
---       8 "1" take the lock even if this attempt has run before   9 ms after which a waiter is dead
+--       8 the identity of the message whose done note keeps this attempt from running; "" any note
+--       does   9 ms after which a waiter is dead
 --       10 the opening of the lock's value, if the lock is kept for this message; or ""
 --       11 the id of the task that may have replaced itself with this one, or ""
 -- Reply the fence, a number, if it is the time of the acquisition in us
@@ -48,7 +49,7 @@ if #slots == 1 and (not how or how == 'wait' and kept_opening .. parent == '') t
   end
 end
 
-how, again, kept_opening, parent = how or 'try', again == '1', kept_opening or '', parent or ''
+how, again, kept_opening, parent = how or 'try', again or '', kept_opening or '', parent or ''
 -- include notes.lua
 -- include records.lua
 -- include entries.lua
@@ -102,11 +103,16 @@ for i, slot in ipairs(slots) do
   end
 end
 
+-- Whether such a done note keeps this attempt from running.
+local function counts(note)
+  return again == '' or again == message_of(note)
+end
+
 -- A lock kept since the message was sent proves that no copy ran.
-if task_id ~= '' and not again and not kept then
+if task_id ~= '' and not kept then
   local done = redis.call('GET', done_note)
   -- A run that must end for a newer one, but still runs, may yet have a result of its own.
-  if done and not (says_replaced(done) and runs_itself) then
+  if done and counts(done) and not (says_replaced(done) and runs_itself) then
     return {'done', done, redis.call('PTTL', done_note)}
   end
 end
@@ -164,9 +170,9 @@ for i, slot in ipairs(slots) do
     other, relation = other or i, 'newer'
   elseif holder.reserved then
     reserved = reserved or i
-  elseif is_own and mine == theirs and holder.done and not again then
+  elseif is_own and mine == theirs and holder.done and counts(holder.done[1]) then
     return {'done', holder.done[1], -1, math.max(now - holder.done[2], 0)}
-  elseif not (is_own or is_child) or mine < theirs and (holder.cooling or again)
+  elseif not (is_own or is_child) or mine < theirs and (holder.cooling or again ~= '')
       or mine == theirs and holder.cooling and not holder.unfinished then
     other, relation = other or i, relation or 'other'
   elseif mine < theirs then

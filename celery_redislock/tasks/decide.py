@@ -154,7 +154,7 @@ class Park:
 class Try:
     """Ask for the lock once."""
 
-    again: bool = False  # acquire the lock even if this attempt is known to have run before
+    again: str = ""  # although this attempt is known to have run before, see `calls.acquire`
     reruns: bool = False  # this attempt has run before, and its result is missing
     note: str = ""  # the done note to leave if the task is a duplicate, which then can only end
     wish: Await | Park | None = None  # what the policy wants, if that could not be done yet
@@ -212,7 +212,7 @@ Answer: TypeAlias = (
 )
 Step: TypeAlias = Question | Outcomes
 FIRST: Final = Try()
-AGAIN: Final = Try(again=True)
+RERUN: Final = Try(again=notes.NO_MESSAGE, reruns=True)
 #: What a policy gets that is asked before the lock server is.
 NOBODY: Final = Busy(None, 0.0, "other")
 
@@ -373,7 +373,8 @@ def _done(facts: Facts, state: State, done: Done) -> tuple[State, Step]:
     is_copy = message.copied or note.is_of(message.sent) or not says_copies
     is_anew = not is_copy and max(message.age, message.waited) < done.age
     if note.replaced_by is None and (is_anew or note.is_of_another_message(message.sent)):
-        return state, AGAIN
+        again = message.sent or notes.NO_MESSAGE
+        return state._replace(again=again), Try(again=again)
     if note.kind == notes.ENDED:
         return state, HAS_RUN
     if note.kind == notes.PUBLISHING:
@@ -404,7 +405,7 @@ def _died(facts: Facts, state: State, done: Done) -> tuple[State, Step]:
         return copy, PutOff(min(backoff(state.message.deferrals, MAX_OUTAGE_PAUSE, facts), left))
     if by is not None:
         return copy, TurnedAway(Outcome.REPLACED, by)
-    return copy._replace(reruns=True), Try(again=True, reruns=True)
+    return copy._replace(again=notes.NO_MESSAGE, reruns=True), RERUN
 
 
 def _unavailable(facts: Facts, state: State, error: LockUnavailable) -> Step:

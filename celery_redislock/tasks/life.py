@@ -283,14 +283,15 @@ class Life:
             if isinstance(question, decide.Park):
                 answer = self._park(question)
             elif isinstance(question, decide.AwaitEarlier):
-                answer = lease.wait(question.timeout, self._follow_up)
+                answer = lease.wait(question.timeout, self._follow_up, again=self.state.again)
             else:
                 if self.kept is not None and self.kept.place is not None:
                     self._give_up_kept()  # else copies are published, and wait in more slots
                 facts.report(Outcome.WAITING, details={"waits": True})
                 try:
+                    for_message = not decide.can_park(facts)
                     answer = lease.wait(
-                        question.timeout, self._follow_up, not decide.can_park(facts)
+                        question.timeout, self._follow_up, for_message, self.state.again
                     )
                 finally:
                     facts.report(Outcome.WAITING, details={"waits": False})

@@ -74,6 +74,7 @@ class State(NamedTuple):
     message: Delivery  # with what was learned of it since it came
     may_have_copies: bool = False  # another copy of the message may exist
     copied: bool = False  # the task may have been published again, or put into a waiting room
+    again: str = ""  # it runs although this attempt is known to have run before, see `acquire`
     reruns: bool = False  # the task has run before, and its result is missing
     first_busy: Busy | None = None  # the first answer that somebody else has the lock
     parks_as: str = ""  # the member as which the task is being put into the waiting room, or ""

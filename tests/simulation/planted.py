@@ -273,7 +273,7 @@ OWN: dict[str, Fault] = {
         needs=_SILENCE, faults=True,
     ),
     "a copy is not told that its task has run": _lua(
-        "acquire", "if done and not (says", "if false and not (says",
+        "acquire", "if done and counts(done)", "if false and counts(done)",
         needs=_COPIES, faults=True,
     ),
     "a retry does not take the lock that is held for it": _lua(

@@ -18,6 +18,7 @@ from celery_redislock.protocol.claims import (
 )
 from celery_redislock.protocol.holders import encode
 from celery_redislock.protocol.keys import BUCKETS
+from celery_redislock.protocol.waiting import Block, waiting
 from tests.contract.claims import busy, extended, extension, make_claim, outcomes, taken
 from tests.support.waiting import eventually
 
@@ -209,7 +210,30 @@ def test_who_leaves_a_lock_to_its_retry_leaves_a_note_and_who_is_to_run_again_do
     store.run(calls.settle(retry))
     copy = make_claim(label, task_id=label)
     assert isinstance(store.run(calls.acquire(copy)), Done)
-    taken(store.run(calls.acquire(copy, again=True)))
+    taken(store.run(calls.acquire(copy, again=notes.NO_MESSAGE)))
+
+
+@pytest.mark.parametrize("kind", ["1", "+1"])
+def test_what_was_sent_again_under_its_id_waits_until_the_lock_is_free_and_runs_once(
+    store, label, kind
+):
+    """Each question says that an earlier run is known: else it would be told of that, at once."""
+    first, anew, copy = (make_claim(label, task_id=label) for _ in range(3))
+    first.sent, anew.sent, copy.sent = "a message", "another message", "another message"
+    other = make_claim(label, task_id="other")
+    taken(store.run(calls.acquire(first)))
+    assert store.run(calls.settle(first, calls.Release(note=kind, always=True))).ours
+    taken(store.run(calls.acquire(other)))
+    asked = waiting(anew, 60.0, again=anew.sent)
+    step = asked.send(None)
+    answer = store.run(step.call)
+    assert answer.holder.task_id == "other"
+    step = asked.send(answer)
+    assert isinstance(step, Block)
+    assert store.run(calls.settle(other)).ours
+    taken(store.run(step.call))
+    assert store.run(calls.settle(anew, calls.Release(note=kind, always=True))).ours
+    assert isinstance(store.run(calls.acquire(copy, again=copy.sent)), Done)
 
 
 def test_of_copies_that_are_turned_away_at_once_only_the_first_one_ends_the_task(

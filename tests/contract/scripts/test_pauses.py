@@ -167,7 +167,7 @@ def test_a_copy_that_comes_in_the_pause_of_its_run_meets_the_run_s_note(make_roo
 
     assert done == Done(notes.Note(note), age=about(7))
     if limit == 1:
-        call = calls.acquire(room.claim("runs"), again=True)
+        call = calls.acquire(room.claim("runs"), again=notes.NO_MESSAGE)
         assert room.store.run(call).holder.cooling_down, "if it is no copy"
     assert isinstance(room.store.run(calls.acquire(room.claim("runs", attempt=1))), Acquired)
 

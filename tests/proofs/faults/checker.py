@@ -484,6 +484,9 @@ def _why_it_may_vanish(facts: Facts, sent: Event, state: str) -> str | None:
 
 
 _TRANSPORT = "lost by the broker's transport"
+#: Seconds within which kombu puts a message back whose visibility timeout is over, and a worker
+#: takes it: see `IMPATIENT`.
+RESTORED_WITHIN = 5.0
 _FORGOTTEN = "forgotten with the lock server's data"
 _AFTER_RECEIVED = ("published", "acked", "conflict", "end")
 
@@ -502,15 +505,24 @@ def _was_deferred(facts: Facts, task_id: str) -> bool:
 
 
 def _popped_by_the_dead(facts: Facts, trail: list[Event]) -> bool:
-    """Whether a worker was killed that may just have taken a message of this task. Kombu's Redis
-    transport takes it from its list first, and notes that it has it in a second step.
+    """Whether a worker was killed that may just have taken a message of this task: as it was
+    published, or put back after its visibility timeout. Kombu's Redis transport takes it from its
+    list first, and notes that it has it in a second step.
     """
     if facts.case.get("broker") != "redis":
         return False
     published = [e.at for e in trail if e.kind in ("sent", "published")]
-    received = {e.tag for e in trail if e.kind == "received"}
-    last_death = max((at for pid, at in facts.died.items() if pid in facts.mains), default=0.0)
-    return len(published) > len(received) and published[-1] - NOISE < last_death
+    received = {e.tag: e.at for e in trail if e.kind == "received"}
+    deaths = [at for pid, at in facts.died.items() if pid in facts.mains]
+    if len(published) > len(received) and published[-1] - NOISE < max(deaths, default=0.0):
+        return True
+    acked = {e.tag for e in trail if e.kind == "acked"}
+    back = [
+        at + (facts.case.get("visibility") or NEVER)
+        for tag, at in received.items()
+        if tag not in acked
+    ]
+    return any(at - NOISE < death < at + RESTORED_WITHIN for at in back for death in deaths)
 
 
 def _is_already_done(trail: list[Event]) -> bool:

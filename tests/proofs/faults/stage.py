@@ -195,6 +195,7 @@ class Stage:
             seed=self._seed,
             ttl=self.ttl,
             allows=sorted(self.fault.allows),
+            visibility=self._conf().get("broker_transport_options", {}).get("visibility_timeout"),
         )
         stack.callback(self._close_workers)
         # Its end comes first: what ends with the stage is no death.

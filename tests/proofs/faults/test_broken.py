@@ -163,3 +163,25 @@ def test_what_is_broken_is_noticed(first_play, tmp_path, name):
         # A late machine may keep it from doing harm: an answer is late, and others publish it.
         found = rules_broken(play(tmp_path / "again", {name: scene}), name)
     assert rule in found
+
+
+@pytest.mark.parametrize(("after", "lost"), [(15.5, False), (9.0, True)])
+def test_what_came_back_may_be_lost_with_the_worker_that_took_it(after, lost):
+    """Its first worker died, too. Kombu's Redis transport noted nothing of the second one's."""
+    case = {
+        "fault": "soak", "pool": "prefork", "broker": "redis", "acks_late": True, "ttl": 2.0,
+        "allows": [], "visibility": 15,
+    }  # fmt: skip
+    events = [
+        Event("case", 0.0, case),
+        *(Event("worker", 0.0, {"main": main}) for main in (1, 2)),
+        Event("sent", 1.0, {"id": "a", "task": "defer", "key": "k"}),
+        Event("received", 1.1, {"id": "a", "main": 1, "tag": "t", "redelivered": False}),
+        Event("dead", 1.5, {"pids": [1]}),
+        Event("dead", 1.1 + after, {"pids": [2]}),
+        Event("result", 60.0, {"id": "a", "state": "PENDING"}),
+        Event("drained", 60.0, {"fences": {}}),
+        Event("quiet", 60.0, {"keys": {}, "rooms": {}}),
+    ]
+    found = {violation.rule for violation in check(events).violations}
+    assert ("vanished" in found) is lost

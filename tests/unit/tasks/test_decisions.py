@@ -38,10 +38,10 @@ from celery_redislock.protocol.holders import Holder
 from celery_redislock.protocol.suspensions import Suspension
 from celery_redislock.tasks import decide
 from celery_redislock.tasks.decide import (
-    AGAIN,
     FIRST,
     GO,
     NOBODY,
+    RERUN,
     Answer,
     Await,
     AwaitEarlier,
@@ -79,13 +79,15 @@ SUSPENSION = Suspension(task="t", by="anna@h", why="migration", since=1.0, ends_
 OFF = Busy(None, 9.0, "suspended", for_message=True, suspension=SUSPENSION)
 OFF_DUTY = Waits(Outcome.QUEUED, None, SUSPENSION)
 PARKED, FREE, FULL, TOO_LARGE = Parked({}), Free({}), Full(), TooLarge()
-RERUNS = Try(again=True, reruns=True)
 AWAIT_EARLIER = AwaitEarlier(1.0)
 SKIP = Skip()
 
 
 def done(kind: str = notes.ENDED, age: float = 1.0, sent: str = "m", by: Any = None) -> Done:
     return Done(notes.Note(kind, sent, by), age)
+
+
+ANOTHERS, AGAIN = done(sent="other", age=60.0), Try(again="m")
 
 
 def body() -> None:
@@ -269,24 +271,28 @@ TABLE: dict[str, tuple[Case, list[Answer], list[Question], Outcomes]] = {
         Case(header={"deferrals": 9}), [done(notes.EXPECTS_RESULT, age=4.25)], [], PutOff(0.75),
     ),
     "its process died after the body": (
-        NEW, [done(notes.EXPECTS_RESULT, age=9.0), GOT], [RERUNS], GO,
+        NEW, [done(notes.EXPECTS_RESULT, age=9.0), GOT], [RERUN], GO,
     ),
     "what follows it was not published": (
-        Case(result=True), [done(notes.PUBLISHING, age=9.0), GOT], [RERUNS], GO,
+        Case(result=True), [done(notes.PUBLISHING, age=9.0), GOT],
+        [RERUN], GO,
     ),
     "it runs again, and another one has the lock": (
-        NEW, [done(notes.EXPECTS_RESULT, age=9.0), BUSY, PARKED], [RERUNS, Park(BUSY)], QUEUED,
+        NEW, [done(notes.EXPECTS_RESULT, age=9.0), BUSY, PARKED], [RERUN, Park(BUSY)], QUEUED,
     ),
     "it runs again, and is suspended": (
-        NEW, [done(notes.EXPECTS_RESULT, age=9.0), OFF, PARKED], [RERUNS, Park(OFF)], OFF_DUTY,
+        NEW, [done(notes.EXPECTS_RESULT, age=9.0), OFF, PARKED], [RERUN, Park(OFF)], OFF_DUTY,
     ),
-    "it was sent again under its id": (NEW, [done(sent="other"), GOT], [AGAIN], GO),
+    "it was sent again under its id": (NEW, [ANOTHERS, GOT], [AGAIN], GO),
+    "it was sent again under its id, and has run meanwhile": (
+        NEW, [ANOTHERS, done()], [AGAIN], DONE_ELSEWHERE,
+    ),
     "it was sent again under its id, and has waited for long": (
-        Case(mark={"received": clock() - 90.0}), [done(sent="other", age=60.0), GOT], [AGAIN], GO,
+        Case(mark={"received": clock() - 90.0}), [ANOTHERS, GOT], [AGAIN], GO,
     ),
     "it was sent after that": (
         Case(header={"sent": ""}, mark={"sent": ""}),
-        [done(sent="", age=60.0), GOT], [AGAIN], GO,
+        [done(sent="", age=60.0), GOT], [Try(again=notes.NO_MESSAGE)], GO,
     ),
     "it was sent before that": (
         Case(header={"sent": ""}, mark={"sent": "", "received": clock() - 90.0}),
@@ -659,7 +665,7 @@ def test_who_is_the_newest_of_its_name_takes_the_slot_for_it(case, member):
 def test_what_runs_again_leaves_the_slot_to_newer_calls():
     case = policy(Coalesce(), header={"kept": ["1|t", ""], "parked": slot_of("t")})
     walked = walk(case, [done(notes.EXPECTS_RESULT, age=9.0), BUSY, PARKED])
-    assert walked.asked[1:] == [RERUNS, Park(BUSY, newest=True)]
+    assert walked.asked[1:] == [RERUN, Park(BUSY, newest=True)]
     assert walked.state.parks_as == "this:0.0"
 
 
