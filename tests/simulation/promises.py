@@ -184,12 +184,22 @@ def _is_dead(course: Course, call: Call) -> bool:
     )
 
 
+def _is_twice(course: Course, call: Call) -> bool:
+    """guarantees.md: "If the broker connection breaks within a second of a message's arrival, its
+    task may run twice", and send what follows it twice.
+    """
+    lost = [at for at, _, kind in course.happened if kind == "lose broker"]
+    met = course.met.get(call.task_id, ())
+    return any(at <= broke <= at + 1.0 + TICK for at in met for broke in lost) or any(
+        _is_twice(course, course.calls[each]) for each in call.after if each in course.calls
+    )
+
+
 @prop
 def what_has_ended_does_not_run(course: Course) -> None:
     """guarantees.md, "Retries and redeliveries": "A finished attempt is remembered"."""
     if _outage(course) or _happened(course, "double"):
         return
-    lost = [at for at, _, kind in course.happened if kind == "lose broker"]
     for call in course.calls.values():
         if "queued" in _options(course, call) and course.plan.visibility is not None:
             continue  # options.md: nothing is locked while it runs, so copies run
@@ -198,9 +208,7 @@ def what_has_ended_does_not_run(course: Course) -> None:
         if "expires" in call.options and course.came_again(call.task_id):
             continue  # Celery looks at that as a message comes: one may wait in the pool
         ends = course.ended_at(call)
-        met = course.met.get(call.task_id, ())
-        is_twice = any(at <= broke <= at + 1.0 + TICK for at in met for broke in lost)
-        if not ends or is_twice or _may_begin_again(course, call):
+        if not ends or _is_twice(course, call) or _may_begin_again(course, call):
             continue
         for run in course.runs:
             if run.task_id == call.task_id and run.began > ends[0] + TICK:
