@@ -89,7 +89,8 @@ class Child:
                 self._wakes.clear()
                 assert self.job is not None
                 self._do(self.job)
-        except (SystemExit, KeyboardInterrupt):
+        # As in billiard, whose main process may send a soft time limit after the task's end.
+        except (SystemExit, KeyboardInterrupt, SoftTimeLimitExceeded):
             once.run_exits()
             baton.world.kill(self.process)
             self.worker.pool.died(self)
