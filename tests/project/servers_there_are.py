@@ -28,7 +28,7 @@ PAGE = ROOT / "docs/servers.md"
 #: The contract of a driver, scripts and rooms, every policy in a worker, faults of a lock server.
 TESTS = (
     *("tests/contract/servers", "tests/contract/scripts", "tests/behaviour/test_outcomes.py"),
-    "tests/proofs/faults/test_short_server.py",
+    "tests/proofs/faults/test_short.py",
 )
 HEAD = ("server", "from", "tests", "skipped", "on")
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 from tests.project import servers_there_are
 
 
+def test_the_tests_that_it_runs_are_there():
+    assert all((servers_there_are.ROOT / each).exists() for each in servers_there_are.TESTS)
+
+
 def test_rows_of_servers_that_were_not_run_stay(tmp_path, monkeypatch):
     page = tmp_path / "servers.md"
     monkeypatch.setattr(servers_there_are, "PAGE", page)
