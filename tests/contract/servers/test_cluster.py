@@ -246,7 +246,7 @@ def test_who_may_not_ask_whether_a_cluster_works_holds_off_too(own, label) -> No
     def grant_on_all() -> None:
         for node in own.nodes:
             with node.client() as client:
-                grant(client, "workers", "+cluster|slots", "-cluster|info")
+                grant(client, "workers", "+cluster|slots")
 
     grant_on_all()
     store = server_at(source_from_url(as_user(own.url, "workers")))
