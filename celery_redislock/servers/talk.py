@@ -36,6 +36,8 @@ from .scripts import packed, packed_text
 
 T = TypeVar("T")
 
+#: What redis-py says of the clients of the sentinels that did not answer.
+_SILENT: Final = re.compile(r" : \w*<.*", re.DOTALL)
 #: redis-py 8 makes these of replies that begin with the code; older ones leave the code there.
 _CODES: Final = (
     (MovedError, "MOVED"),
@@ -202,7 +204,7 @@ def unavailable(key: str, error: BaseException) -> LockUnavailable:
     kind = "" if isinstance(error, Unusable) else f"{type(error).__name__}: "
     text = str(error)
     if isinstance(error, MasterNotFoundError):
-        text, _, _ = text.partition(" : <")  # the clients of the sentinels that did not answer
+        text = _SILENT.sub("", text)
     failure = LockUnavailable(key, None, f"{kind}{text}{_hint(error)}")
     failure.__cause__ = error
     return failure
@@ -214,7 +216,7 @@ def _hint(error: BaseException) -> str:
     if isinstance(error, MasterNotFoundError):
         some = (
             "not all sentinels answer, and those that do"
-            if " : <" in str(error)
+            if _SILENT.search(str(error))
             else "the sentinels"
         )
         return f"; {some} watch no master of that name, or it is down"

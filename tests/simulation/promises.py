@@ -164,10 +164,7 @@ def _may_begin_again(course: Course, call: Call) -> bool:
     """
     if call.does[:1] == ["replace"]:
         return True
-    died = {
-        str(result.get("exc_type")) if isinstance(result, dict) else ""
-        for _, _, result in course.states.get(call.task_id, [])
-    } & {"WorkerLostError", "TimeLimitExceeded"}
+    died = _errors_of(course, call) & {"WorkerLostError", "TimeLimitExceeded"}
     if call.task_id in course.killed and (died or _began_before_its_end(course, call)):
         return True
     return any(_is_dead(course, course.calls[each]) for each in call.after if each in course.calls)
@@ -178,9 +175,22 @@ def _began_before_its_end(course: Course, call: Call) -> bool:
     return any(run.task_id == call.task_id and run.began <= end for run in course.runs)
 
 
+def _errors_of(course: Course, call: Call) -> set[str]:
+    return {
+        str(result.get("exc_type")) if isinstance(result, dict) else ""
+        for _, _, result in course.states.get(call.task_id, [])
+    }
+
+
 def _is_dead(course: Course, call: Call) -> bool:
-    return call.task_id in course.killed or any(
-        _is_dead(course, course.calls[each]) for each in call.after if each in course.calls
+    """Whether it may have failed when what follows it had been sent: it died, or its soft time
+    limit came.
+    """
+    is_over = "SoftTimeLimitExceeded" in _errors_of(course, call)
+    return (
+        call.task_id in course.killed
+        or is_over
+        or any(_is_dead(course, course.calls[each]) for each in call.after if each in course.calls)
     )
 
 

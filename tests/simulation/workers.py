@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import inspect
 import itertools
 import pickle
 import time
@@ -24,7 +25,7 @@ from celery.concurrency.prefork import TaskPool
 from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError
 from celery.utils import imports
 from celery.worker import state as worker_state
-from celery.worker.request import TaskRevokedError
+from celery.worker.request import Request, TaskRevokedError
 
 from celery_redislock.worker import start
 
@@ -37,6 +38,8 @@ PIPE = (0.0001, 0.001)
 NOTICES = (0.02, 4.0)
 #: Seconds from the hard time limit, when the child gets TERM, until it gets KILL.
 KILLED_AFTER = 0.1
+#: Whether a worker that cancels a run says if that is to be called a retry: Celery 5.6 and later.
+SAYS_RETRY = "emit_retry" in inspect.signature(Request.cancel).parameters
 
 
 def draw(between: tuple[float, float]) -> float:
@@ -438,7 +441,8 @@ class Worker:
         """Celery's `cancel_active_requests`."""
         for request in self._mine(list(worker_state.active_requests)):
             if not (request.task.acks_late and request.acknowledged):
-                request.cancel(self.pool, emit_retry=not request.task.acks_late)
+                more = {"emit_retry": not request.task.acks_late} if SAYS_RETRY else {}
+                request.cancel(self.pool, **more)
         self.is_cold = True
 
     def _end(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Iterator
 
@@ -13,6 +14,7 @@ from celery_redislock import AsyncRedisLock, LockUnavailable, RedisLock
 from tests.support.looking import make_app, run
 from tests.support.servers import RedisServer, SentinelServer, free_port
 from tests.support.tls import Certificate
+from tests.support.waiting import eventually
 
 #: Of the lock: the shortest timeouts.
 TTL = 0.6
@@ -61,9 +63,15 @@ def test_a_port_that_nobody_has_is_no_matter_of_tls() -> None:
     assert [each for each in reasons if "TLS" in each] == []
 
 
+def pings(client: redis.Redis) -> bool:
+    with contextlib.suppress(redis.ConnectionError):
+        return bool(client.ping())
+    return False
+
+
 def test_a_server_that_takes_no_more_clients_is_no_matter_of_tls() -> None:
     with RedisServer("--maxclients", "1") as server, redis.Redis(port=server.port) as client:
-        client.ping()
+        eventually(lambda: pings(client), "the connection that saw the server begin is closed")
         with pytest.raises(LockUnavailable, match=r"max number of clients reached$"):
             RedisLock(f"redis://localhost:{server.port}", "x", TTL).acquire(timeout=0)
 
