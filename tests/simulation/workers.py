@@ -418,7 +418,8 @@ class Worker:
             if request not in active:
                 worker_state.requests.pop(request.id, None)
                 worker_state.reserved_requests.discard(request)
-        for request in self._mine(list(worker_state.scheduled_requests)):
+        # Celery 5.5 knows of none.
+        for request in self._mine(list(getattr(worker_state, "scheduled_requests", ()))):
             self.timer.cancel(request._eta_timer_entry)
             worker_state.scheduled_requests.discard(request)
             if request not in active and request not in worker_state.reserved_requests:
