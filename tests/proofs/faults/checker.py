@@ -493,10 +493,13 @@ _AFTER_RECEIVED = ("published", "acked", "conflict", "end")
 
 def _was_deferred(facts: Facts, task_id: str) -> bool:
     """Whether the last that is known of it is that it was published again with a countdown: behind
-    another run, or since the server was out of reach, which is not written down.
+    another run, or as its run has ended and its result is due, or since the server was out of
+    reach, which are not written down.
     """
     kinds = ("asks", "refused", "took", "parked", "conflict")
     last = next((e for e in reversed(facts.of_id[task_id]) if e.kind in kinds), None)
+    if last is not None and last.kind == "refused":
+        return any(e.kind == "published" and e.at > last.at for e in facts.of_id[task_id])
     if last is None or last.kind not in ("asks", "conflict"):
         return False
     if last.kind == "conflict":
