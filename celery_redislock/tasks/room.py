@@ -111,7 +111,9 @@ def _look_soon(app: Any, keys: LockKeys, ttl: float, due_in: float | None, until
 
 
 def _look_then(app: Any, keys: LockKeys, ttl: float, until: float) -> None:
-    _look_soon(app, keys, ttl, look_after(app, keys, ttl).due_in, until)
+    looked = look_after(app, keys, ttl)
+    if not looked.passed_over:
+        _look_soon(app, keys, ttl, looked.due_in, until)
 
 
 def _end_all(app: Any, keys: LockKeys, ttl: float, replaced: dict[str, str], by: str) -> None:

@@ -349,6 +349,8 @@ def a_burst_has_an_end(course: Course) -> None:
     for call in course.calls.values():
         if call.spec.policy != "debounce" or call.does or call.task_id not in course.taken:
             continue
+        if "expires" in call.options:
+            continue  # it may end as expired
         if any(other.key == call.key and other.keeps_a_lock for other in course.calls.values()):
             continue  # nobody runs, and yet the lock is not free
         came = course.taken[call.task_id][0]
