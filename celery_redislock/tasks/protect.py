@@ -172,7 +172,10 @@ def pattern_of(task: Any) -> str | None:
 
 def _protect_one(task: Any, wanted: Mapping[str, Any]) -> str | None:
     """Lock the task if it is to be locked and is not. Returns the entry that names it, if any."""
-    pattern = None if task.name.startswith("celery.") else _pattern_for(task.name, wanted)
+    name = getattr(task, "name", None)
+    if not isinstance(name, str) or name.startswith("celery."):
+        return None  # a registry takes anything
+    pattern = _pattern_for(name, wanted)
     if pattern is not None and wanted[pattern] is not None and not isinstance(task, SingletonTask):
         _protect(task, wanted[pattern], pattern)
     return pattern

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -199,3 +200,12 @@ def test_a_wrong_option_is_raised_at_once_where_that_harms_nobody(app) -> None:
 
     with pytest.raises(ConfigError, match="task report: lock_ttl=0"):
         app.register_task(Report())
+
+
+@pytest.mark.parametrize("stranger", ["a text", SimpleNamespace(name=None)])
+def test_what_is_no_task_may_be_registered(app, stranger) -> None:
+    """A registry takes anything: Celery's own tests put texts there."""
+    app.conf.redislock_tasks = {"*": {}}
+    app.finalize()
+    app.tasks["stranger"] = stranger
+    assert app.tasks["stranger"] is stranger
