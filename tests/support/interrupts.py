@@ -75,8 +75,8 @@ def each_place(
     number = 0
     while True:
         where, ended = _interrupted_at(number, call, modules, error)
-        if where is None and sys.version_info >= (3, 13):
-            # It tells of what a function does only as of the second time that it is traced.
+        if where is None and sys.version_info >= (3, 12):
+            # Python 3.12 and later may tell of what a function does only as of its second trace.
             where, ended = _interrupted_at(number, call, modules, error)
         if where is None:
             assert number, "none of it was reached"
