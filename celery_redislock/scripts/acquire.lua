@@ -177,7 +177,9 @@ for i, slot in ipairs(slots) do
     other, relation = other or i, relation or 'other'
   elseif mine < theirs then
     return {'done', ENDED_NOTE, -1}
-  elseif mine > theirs or holder.unfinished then
+  elseif mine == theirs and holder.unfinished then
+    return kept_off() or settled(slot, current[i])  -- a copy of what died waits where it is suspended
+  elseif mine > theirs then
     -- The lock is kept for us, or from others only; or its holder missed a heartbeat: that run is dead
     -- or has given up.
     if holder.held or holder.queued or holder.cooling

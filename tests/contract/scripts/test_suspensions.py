@@ -370,3 +370,13 @@ def test_people_read_the_same_lists() -> None:
     (found,) = in_force(texts, 4.0)
     assert found == Suspension(task="a", by="b", why="c", since=1.5, ends_at=5.0)
     assert in_force(texts, 6.0) == [], "it has ended"
+
+
+@pytest.mark.parametrize("attempt", [0, 1])
+def test_a_copy_of_a_run_that_died_waits_though_its_own_pause_is_there(room, attempt):
+    """Without a suspension it goes on in the pause."""
+    assert room.settle(room.take("a", attempt=attempt), pause=600.0, died=True).ours
+    suspend(room, task=TASK)
+    assert room.ask("a", attempt=attempt).relation == "suspended"
+    resume(room, task=TASK)
+    room.take("a", attempt=attempt)
