@@ -58,23 +58,22 @@ class Facts:
         self.began = bool(raw.get("retries") or raw.get("replaced_task_nesting") or message.began)
         self.may_be_copy = _may_be_copy(locks, message)  # of a message that has ended
         keys = task.lock_keys_for(args, kwargs, raw)
-        may_have_slot = self.began or self.may_be_copy
-        if kept is not None or may_have_slot:
-            keys = self._with_own_slot(keys, kept, may_have_slot)
+        if kept is not None or self.began or self.may_be_copy:
+            keys = self._with_own_slot(keys, kept)
         self.key = keys.lock
         self.label: str | None = None  # the lock's name for people, from `lock_label`
         if task._redislock_label_maker is not None:
             self.label = task.label_for(args, kwargs, raw)
         self.claim = self._claim(keys, message, kept)
 
-    def _with_own_slot(self, keys: LockKeys, kept: Kept | None, may_have_slot: bool) -> LockKeys:
+    def _with_own_slot(self, keys: LockKeys, kept: Kept | None) -> LockKeys:
         """The lock's keys. A slot of this task's own is among them, also if the limit is lower by
         now: else the task would run beside itself, or be refused as its own duplicate.
         """
         task, raw = self.task, self.raw
         if kept is not None and kept.token and kept.is_of(keys) and kept.has_more_slots(keys):
             keys = keys_of_lock_id(self.locks.prefix, kept.lock_id)
-        if self.is_eager or not may_have_slot:
+        if self.is_eager or not (self.began or self.may_be_copy):
             return keys
         own = [raw.get("id")]
         if raw.get("replaced_task_nesting"):

@@ -178,7 +178,7 @@ def test_a_callback_in_the_header_of_a_chord_that_is_a_duplicate_ends_it(
     if name == "skip_result":
         assert outer.get(timeout=20) == ["skipped", 1]
     else:
-        # By the member's own name, or, if that came first, by Celery's of what depends on it.
+        # Celery raises the member's own error if it looks at that first, else the chord's.
         with pytest.raises((TaskSkipped, ChordError), check=lambda exc: "TaskSkipped" in repr(exc)):
             outer.get(timeout=20)
     assert journal.count(label, "heard") == (name == "skip_result")

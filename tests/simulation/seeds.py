@@ -46,6 +46,7 @@ FOUND = (
     "57444580",
     # A kept lock was taken in vain, as no replica confirmed; its pause turned its own retry away.
     "164869866",
+    "300001893",  # a bounded wait under a suspension gave up late
     "164870362",  # two locks that were broken left a list for an hour, which wakes nobody
     "700260",  # a suspended task without a lock was skipped: its message was too large to wait
 )

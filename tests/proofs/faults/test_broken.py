@@ -185,3 +185,28 @@ def test_what_came_back_may_be_lost_with_the_worker_that_took_it(after, lost):
     ]
     found = {violation.rule for violation in check(events).violations}
     assert ("vanished" in found) is lost
+
+
+@pytest.mark.parametrize("expires", [1.0, None])
+def test_what_is_put_off_until_its_result_is_due_may_expire(expires):
+    """RabbitMQ drops it then. One that does not expire must not vanish."""
+    case = {
+        "fault": "soak", "pool": "prefork", "broker": "rabbitmq", "acks_late": True, "ttl": 2.0,
+        "allows": [], "visibility": None,
+    }  # fmt: skip
+    of = {"id": "a", "main": 1}
+    events = [
+        Event("case", 0.0, case),
+        Event("worker", 0.0, {"main": 1}),
+        Event("sent", 1.0, {"id": "a", "task": "coalesce", "key": "k", "expires": expires}),
+        Event("received", 1.5, {**of, "tag": "t", "redelivered": True}),
+        Event("asks", 1.6, {**of, "pid": 2, "token": "x", "entry": "a:0.0", "key": "k"}),
+        Event("refused", 1.7, {**of, "pid": 2, "token": "x", "entry": "a:0.0", "key": "k"}),
+        Event("published", 1.8, {**of, "pid": 2}),
+        Event("acked", 1.9, {**of, "tag": "t"}),
+        Event("result", 60.0, {"id": "a", "state": "PENDING"}),
+        Event("drained", 60.0, {"fences": {}}),
+        Event("quiet", 60.0, {"keys": {}, "rooms": {}}),
+    ]
+    found = {violation.rule for violation in check(events).violations}
+    assert ("vanished" in found) is (expires is None)
