@@ -13,15 +13,16 @@ from typing import Any
 
 import pytest
 from celery import Celery, bootsteps
+from celery.result import AsyncResult
 
 from celery_redislock.worker import start
 
 
-def ends_an_object() -> bool:
-    """Whether an object's finalizer runs: garbage that another test left, such as a result."""
+def ends_a_result() -> bool:
+    """Whether a result of Celery's is finalized: garbage that another tier's test left."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
-        if frame.f_code.co_name == "__del__":
+        if frame.f_code is AsyncResult.__del__.__code__:
             return True
         frame = frame.f_back
     return False
@@ -38,7 +39,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         real = getattr(owner, name)
 
         def refuse(*args: Any, **kwargs: Any) -> Any:
-            if threading.current_thread() in others or ends_an_object():
+            if threading.current_thread() in others or ends_a_result():
                 return real(*args, **kwargs)
             asked.append(f"{owner.__name__}.{name}{args[1:]}")
             raise AssertionError("a unit test has no server and no process: see tests/contract")
