@@ -57,6 +57,7 @@ class Call:
     Attributes:
         after: the calls whose success it waits for, in a chain or a chord.
         is_of_canvas: it is part of a chain or a chord.
+        ends_chord: it is a chord's body.
         became: the id of the call that the package took for it, when it sent none.
     """
 
@@ -70,6 +71,7 @@ class Call:
     sent: float
     after: tuple[str, ...] = ()
     is_of_canvas: bool = False
+    ends_chord: bool = False
     became: str | None = None
 
     @property
@@ -390,7 +392,7 @@ class Course(baton.World):
             is_last = i == len(names) - 1
             after = (before if is_last else []) if together else before[-1:]
             call = self._add(name, key, seconds, [], {}, [each.task_id for each in after])
-            call.is_of_canvas = True
+            call.is_of_canvas, call.ends_chord = True, together and is_last
             before.append(call)
             task = self.app.tasks[name]
             signatures.append(task.si(key, seconds, []).set(task_id=call.task_id))

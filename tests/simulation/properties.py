@@ -259,9 +259,9 @@ def _may_be_lost(course: Course, call: Call) -> bool:
 def _was_not_told(course: Course, call: Call) -> bool:
     """Whether a child died after it had stored a chord member's SUCCESS, and before it told the
     chord: Celery takes the task for done, and acknowledges its message, which nobody can help. The
-    message comes again if the whole worker died. What follows in a chain is sent before.
+    message comes again if the whole worker died.
     """
-    return any(
+    return call.ends_chord and any(
         stored <= at and state == "SUCCESS"
         for at, task_id in course.deaths
         if task_id in call.after
