@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Callable
 
-from . import baton, tasks
+from . import tasks
 from .baton import EPOCH
 from .course import FINAL, LIMIT_FALLS_EVERY, Call, Course, Run, Suspended
 from .tasks import MAX_WAIT, Spec, Version
@@ -36,7 +36,6 @@ def judge(course: Course) -> None:
             "crashed",
             " / ".join(each.strip() for each in text.splitlines()[-9:] if "^^" not in each),
         )
-    baton.world.server_clock = course.server.clock  # by which its keys expire
     for check in _all:
         check(course)
 
